@@ -1,0 +1,90 @@
+# The CUDA half of the library: finds nvcc, compiles every src/cuda/*.cu into a fatbin, has the fatbins embedded.
+#
+# ONEPASS_CUDA   AUTO: if nvcc is found and works; ON: required; OFF: not at all
+# ONEPASS_NVCC   the compiler; looked for in $CUDACXX, PATH, /usr/local/cuda and where ./dev build --cuda-wheels puts it
+#
+# Adds to onepass_sources, and ONEPASS_HAVE_CUDA to what the library's own files share. No CUDA header or library is
+# used by the C side, and nothing here is needed at run time.
+
+set(ONEPASS_CUDA AUTO CACHE STRING "CUDA kernels: AUTO, ON or OFF")
+set_property(CACHE ONEPASS_CUDA PROPERTY STRINGS AUTO ON OFF)
+
+set(onepass_have_cuda OFF)
+file(GLOB onepass_cu CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/cuda/*.cu)
+if(ONEPASS_CUDA AND onepass_cu)
+    set(onepass_cache $ENV{XDG_CACHE_HOME})
+    if(NOT onepass_cache)
+        set(onepass_cache $ENV{HOME}/.cache)
+    endif()
+    file(GLOB onepass_wheels ${onepass_cache}/onepass/nvcc-*/nvidia/cu*/bin)
+    set(onepass_cudacxx "$ENV{CUDACXX}")
+    cmake_path(GET onepass_cudacxx PARENT_PATH onepass_cudacxx)
+    find_program(ONEPASS_NVCC nvcc HINTS ${onepass_cudacxx} PATHS /usr/local/cuda/bin ${onepass_wheels})
+    mark_as_advanced(ONEPASS_NVCC)
+
+    if(NOT ONEPASS_NVCC)
+        set(onepass_why "nvcc was not found; ./dev build --cuda-wheels fetches one")
+    else()
+        # It needs a C++ compiler beside it, and says so only when it is used.
+        file(WRITE ${PROJECT_BINARY_DIR}/cuda/probe.cu "__global__ void probe() {}\n")
+        execute_process(COMMAND ${ONEPASS_NVCC} --version RESULT_VARIABLE onepass_failed OUTPUT_VARIABLE onepass_text)
+        string(REGEX MATCH "release ([0-9]+\\.[0-9]+)" onepass_text "${onepass_text}")
+        set(onepass_cuda_release "${CMAKE_MATCH_1}")
+        execute_process(COMMAND ${ONEPASS_NVCC} -E ${PROJECT_BINARY_DIR}/cuda/probe.cu
+                        RESULT_VARIABLE onepass_failed OUTPUT_QUIET ERROR_VARIABLE onepass_text)
+        if(onepass_failed OR NOT onepass_cuda_release)
+            set(onepass_why "${ONEPASS_NVCC} does not work here: ${onepass_text}")
+        else()
+            set(onepass_have_cuda ON)
+        endif()
+    endif()
+    if(onepass_have_cuda)
+        message(STATUS "CUDA kernels: ${ONEPASS_NVCC}, CUDA ${onepass_cuda_release}")
+    elseif(ONEPASS_CUDA STREQUAL "AUTO")
+        message(STATUS "CUDA kernels: none, ${onepass_why}")
+    else()
+        message(FATAL_ERROR "ONEPASS_CUDA is ${ONEPASS_CUDA}, but ${onepass_why}")
+    endif()
+endif()
+
+list(APPEND onepass_sources src/cuda/driver.c)
+target_compile_options(onepass_private INTERFACE "SHELL:-iquote ${PROJECT_SOURCE_DIR}/src/cuda")
+if(NOT onepass_have_cuda)
+    list(APPEND onepass_sources src/cuda/absent.c)
+    return()
+endif()
+
+# sm_80 for Ampere and Ada, sm_90 for Hopper, PTX for what comes after. No fast-math: NaN, infinities and subnormals are
+# part of the definition. No contraction either way is asked for: the kernels say themselves where they fuse.
+set(onepass_nvcc_flags -O3 -std=c++14 -lineinfo -Xfatbin=-compress-all
+    -I${PROJECT_SOURCE_DIR}/src/cuda -I${PROJECT_SOURCE_DIR}/src/core
+    -gencode=arch=compute_80,code=sm_80 -gencode=arch=compute_90,code=sm_90 -gencode=arch=compute_80,code=compute_80)
+
+set(onepass_cuda_dir ${PROJECT_BINARY_DIR}/cuda)
+set(onepass_fatbin_script ${PROJECT_SOURCE_DIR}/cmake/fatbin.cmake)
+set(onepass_fatbins "")
+foreach(source ${onepass_cu})
+    cmake_path(GET source STEM stem)
+    set(fatbin ${onepass_cuda_dir}/${stem}.fatbin)
+    add_custom_command(OUTPUT ${fatbin} ${fatbin}.kernels
+        COMMAND ${CMAKE_COMMAND} -DSTEP=compile -DNVCC=${ONEPASS_NVCC} "-DFLAGS=${onepass_nvcc_flags}"
+                -DSOURCE=${source} -DOUTPUT=${fatbin} -P ${onepass_fatbin_script}
+        DEPENDS ${source} ${onepass_fatbin_script} DEPFILE ${fatbin}.d
+        COMMENT "Compiling src/cuda/${stem}.cu for sm_80, sm_90 and PTX" VERBATIM)
+    list(APPEND onepass_fatbins ${fatbin})
+endforeach()
+
+set(onepass_fatbin_lists ${onepass_cuda_dir}/fatbin_images.inc ${onepass_cuda_dir}/fatbin_kernels.inc)
+add_custom_command(OUTPUT ${onepass_fatbin_lists}
+    COMMAND ${CMAKE_COMMAND} -DSTEP=list "-DFATBINS=${onepass_fatbins}" -DDIRECTORY=${onepass_cuda_dir}
+            -P ${onepass_fatbin_script}
+    DEPENDS ${onepass_fatbins} ${onepass_fatbin_script} COMMENT "Listing the kernels" VERBATIM)
+
+file(GLOB onepass_cuda_plans CONFIGURE_DEPENDS RELATIVE ${PROJECT_SOURCE_DIR} src/cuda/*_cuda.c)
+list(APPEND onepass_sources src/cuda/device.c src/cuda/fatbin.c ${onepass_cuda_plans})
+# A compiler does not know that the assembler will read the fatbins.
+set_source_files_properties(src/cuda/fatbin.c PROPERTIES
+    OBJECT_DEPENDS "${onepass_fatbins};${onepass_fatbin_lists}"
+    COMPILE_OPTIONS "-I${onepass_cuda_dir};-fno-lto"
+    COMPILE_DEFINITIONS "ONEPASS_CUDA_RELEASE=\"${onepass_cuda_release}\"")
+target_compile_definitions(onepass_private INTERFACE ONEPASS_HAVE_CUDA=1)

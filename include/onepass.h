@@ -1,0 +1,224 @@
+/*
+ * onepass: KL-divergence losses and softmax heads, each reading its inputs once.
+ *
+ * This is the only public header. The rules that hold everywhere:
+ *
+ *  - A function returns a status. Anything but ONEPASS_OK leaves every output untouched and records, for the calling
+ *    thread, a message that names the operator, the argument, the offending value and the rule (onepass_last_error).
+ *  - The library never aborts, exits or prints.
+ *  - Memory belongs to the caller. Tensors are views; a workspace, where an operator needs one, is the caller's too.
+ *  - Structures that may grow start with their own size. Zero every other field you do not use: zero is the default.
+ *  - A handle serves one call at a time; different handles may be used from different threads at once.
+ */
+#ifndef ONEPASS_H
+#define ONEPASS_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define ONEPASS_VERSION_MAJOR 0
+#define ONEPASS_VERSION_MINOR 1
+#define ONEPASS_VERSION_PATCH 0
+
+#if defined(__GNUC__)
+#define ONEPASS_API __attribute__((visibility("default")))
+#else
+#define ONEPASS_API
+#endif
+
+/* "0.1.0": the library that is loaded, which may be newer than the header that was compiled. */
+ONEPASS_API const char *onepass_version(void);
+
+/* ---- status ------------------------------------------------------------------------------------------------------ */
+
+typedef enum onepass_status {
+    ONEPASS_OK = 0,
+    ONEPASS_INVALID_ARGUMENT = 1, /* an argument breaks a rule: null, shape, dtype, overlap, option */
+    ONEPASS_UNSUPPORTED = 2,      /* legal, but not offered: refused rather than ignored */
+    ONEPASS_NO_DEVICE = 3,        /* the device asked for is not on this machine */
+    ONEPASS_OUT_OF_MEMORY = 4,
+    ONEPASS_WORKSPACE = 5,    /* the workspace is too small; ask the operator's workspace_size */
+    ONEPASS_DEVICE_ERROR = 6, /* the device failed while working */
+} onepass_status;
+
+/* "ONEPASS_INVALID_ARGUMENT" and so on; never NULL, for unknown numbers too. */
+ONEPASS_API const char *onepass_status_name(onepass_status status);
+
+/* The calling thread's last failure, "" if there was none. Valid until that thread's next failing call. */
+ONEPASS_API const char *onepass_last_error(void);
+
+/* ---- tensors ----------------------------------------------------------------------------------------------------- */
+
+/* Type codes and device types carry DLPack's numbers, so a DLTensor can be passed by casting its address. */
+typedef enum onepass_type_code {
+    ONEPASS_INT = 0,
+    ONEPASS_UINT = 1,
+    ONEPASS_FLOAT = 2,
+    ONEPASS_BFLOAT = 4,
+    ONEPASS_BOOL = 6,
+} onepass_type_code;
+
+typedef enum onepass_device_type {
+    ONEPASS_CPU = 1,
+    ONEPASS_CUDA = 2,
+} onepass_device_type;
+
+typedef struct onepass_dtype {
+    uint8_t code; /* onepass_type_code */
+    uint8_t bits;
+    uint16_t lanes; /* 1 */
+} onepass_dtype;
+
+/* Initialisers: onepass_dtype type = ONEPASS_F32; */
+/* clang-format off */
+#define ONEPASS_F16  {ONEPASS_FLOAT, 16, 1}
+#define ONEPASS_BF16 {ONEPASS_BFLOAT, 16, 1}
+#define ONEPASS_F32  {ONEPASS_FLOAT, 32, 1}
+#define ONEPASS_F64  {ONEPASS_FLOAT, 64, 1}
+#define ONEPASS_U8   {ONEPASS_UINT, 8, 1}
+#define ONEPASS_B8   {ONEPASS_BOOL, 8, 1}
+/* clang-format on */
+
+typedef struct onepass_device {
+    int32_t type; /* onepass_device_type */
+    int32_t id;
+} onepass_device;
+
+/*
+ * A view of memory, laid out as DLPack's DLTensor. Strides count elements and may be zero or negative; NULL strides
+ * mean compact row-major order. Alignment is not required. The first element is at (char *)data + byte_offset.
+ */
+typedef struct onepass_tensor {
+    void *data;
+    onepass_device device;
+    int32_t ndim;
+    onepass_dtype dtype;
+    int64_t *shape;
+    int64_t *strides;
+    uint64_t byte_offset;
+} onepass_tensor;
+
+/* ---- handle ------------------------------------------------------------------------------------------------------ */
+
+typedef struct onepass_handle onepass_handle;
+
+/*
+ * Called on the thread that called the operator, while it works, with the part of the work that is done (0 to 1).
+ * It must not call the library with the same handle.
+ */
+typedef void (*onepass_progress)(void *context, double done);
+
+typedef struct onepass_config {
+    size_t size;           /* sizeof(onepass_config) */
+    onepass_device device; /* zeroed: the CPU */
+    void *stream;          /* CUDA only: the CUstream work is ordered on */
+    int32_t threads;       /* CPU only: 0 means every core this process may use; results do not depend on it */
+    const char *isa;       /* CPU only: "ref", "scalar", "avx2", "avx512", "neon"; NULL: $ONEPASS_ISA, else the best */
+    onepass_progress progress; /* NULL: none */
+    void *progress_context;
+} onepass_config;
+
+/* config NULL: the defaults. On failure *handle is set to NULL. */
+ONEPASS_API onepass_status onepass_create(const onepass_config *config, onepass_handle **handle);
+
+/* NULL is allowed. */
+ONEPASS_API void onepass_destroy(onepass_handle *handle);
+
+/* The vector level the handle computes with ("avx2"), and its number of threads. NULL handle: "" and 0. */
+ONEPASS_API const char *onepass_isa(const onepass_handle *handle);
+ONEPASS_API int32_t onepass_threads(const onepass_handle *handle);
+
+/* ---- KL divergence ------------------------------------------------------------------------------------------------ *
+ *
+ * KL(targets || predictions) = sum over a row of t * (log t - log p). Rows are the last dimension; there may be any
+ * number of dimensions before it. Predictions and targets have the same shape; broadcast with zero strides.
+ * docs/numerics.md defines every special value and states the error bounds.
+ */
+
+typedef enum onepass_reduction {
+    ONEPASS_BATCHMEAN = 0, /* sum / size of the first dimension (a 0-d tensor is not divided) */
+    ONEPASS_MEAN = 1,      /* sum / number of elements */
+    ONEPASS_SUM = 2,
+    ONEPASS_ROWS = 3,    /* one value a row: the shape without its last dimension */
+    ONEPASS_NONE = 4,    /* one value an element */
+    ONEPASS_DIVISOR = 5, /* sum / onepass_kl_options.divisor */
+} onepass_reduction;
+
+typedef enum onepass_semantics {
+    ONEPASS_STRICT = 0, /* every special value as in PyTorch 1.13 and later: 0 * log 0 is NaN */
+    ONEPASS_FINITE = 1, /* the limits: where t = 0 and p = 0, value and gradients are 0 */
+} onepass_semantics;
+
+typedef struct onepass_kl_options {
+    size_t size; /* sizeof(onepass_kl_options) */
+    onepass_reduction reduction;
+    onepass_semantics semantics;
+    double divisor; /* for ONEPASS_DIVISOR: finite and not 0; otherwise 0 */
+
+    /* Each has the shape without its last dimension. A row's value and gradients are multiplied by its weight. A row
+     * whose mask is 0 is masked: it is never read, and its values and gradients are 0. Neither changes the divisor. */
+    const onepass_tensor *row_weights; /* floating point; NULL: 1 */
+    const onepass_tensor *row_mask;    /* bool or uint8; NULL: every row takes part */
+
+    /* The gradient of the final loss to the value; it has the value's shape. NULL: 1. Gradients are scaled by it. */
+    const onepass_tensor *grad_value;
+
+    /* For backward passes: one fp32 element, the grad_value that the gradients now in memory were made for. If grad_value
+     * (one element, too) equals it, nothing is read or written; otherwise the gradients are made anew and it is set. The
+     * comparison is done where the tensors are: on a GPU the host neither reads nor waits. Not together with `value`. */
+    const onepass_tensor *grad_made_for;
+
+    void *workspace; /* as onepass_kl_workspace_size asks; on the CPU none is needed */
+    size_t workspace_size;
+} onepass_kl_options;
+
+/*
+ * One entry a pair of forms, so that the name says what is passed: predictions first, then targets.
+ *
+ * predictions, targets   fp16, bf16, fp32 or fp64, mixed freely; half types are computed in fp32
+ * options                NULL: batchmean, strict
+ * value                  0-d (or one element) for the scalar reductions; NULL if only gradients are wanted. Its dtype
+ * is the promoted type of the inputs or a wider one grad_predictions,      the inputs' shape and the dtype of their own
+ * input; NULL if not wanted. The derivative is to the grad_targets           tensor that was passed: to p for probs, to
+ * log p for log_probs
+ *
+ * At least one of the three outputs must be asked for; those asked for are made in a single pass over the inputs. An
+ * output may be the very same memory as an input of the same layout and dtype; any other overlap is refused.
+ */
+ONEPASS_API onepass_status onepass_kl_probs_probs(onepass_handle *handle, const onepass_tensor *predictions,
+                                                  const onepass_tensor *targets, const onepass_kl_options *options,
+                                                  const onepass_tensor *value, const onepass_tensor *grad_predictions,
+                                                  const onepass_tensor *grad_targets);
+
+ONEPASS_API onepass_status onepass_kl_log_probs_probs(onepass_handle *handle, const onepass_tensor *predictions,
+                                                      const onepass_tensor *targets, const onepass_kl_options *options,
+                                                      const onepass_tensor *value,
+                                                      const onepass_tensor *grad_predictions,
+                                                      const onepass_tensor *grad_targets);
+
+ONEPASS_API onepass_status onepass_kl_probs_log_probs(onepass_handle *handle, const onepass_tensor *predictions,
+                                                      const onepass_tensor *targets, const onepass_kl_options *options,
+                                                      const onepass_tensor *value,
+                                                      const onepass_tensor *grad_predictions,
+                                                      const onepass_tensor *grad_targets);
+
+ONEPASS_API onepass_status onepass_kl_log_probs_log_probs(onepass_handle *handle, const onepass_tensor *predictions,
+                                                          const onepass_tensor *targets,
+                                                          const onepass_kl_options *options,
+                                                          const onepass_tensor *value,
+                                                          const onepass_tensor *grad_predictions,
+                                                          const onepass_tensor *grad_targets);
+
+/* Bytes of workspace a call with these inputs needs on the handle's device. It depends on the shape alone. */
+ONEPASS_API onepass_status onepass_kl_workspace_size(onepass_handle *handle, const onepass_tensor *predictions,
+                                                     const onepass_kl_options *options, size_t *bytes);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* ONEPASS_H */

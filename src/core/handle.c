@@ -1,0 +1,147 @@
+/* Creates and destroys handles: every check on a configuration is here. */
+#define _GNU_SOURCE /* sched_getaffinity */
+#include "handle.h"
+
+#include <sched.h>
+#include <stdlib.h>
+
+#include "status.h"
+#include "threads.h"
+#include "versioned.h"
+
+/* onepass_config as first published: up to progress_context. */
+enum { FIRST_CONFIG_SIZE = offsetof(onepass_config, progress_context) + sizeof(void *) };
+
+/* The cores this process may use; 1 if the system does not say. */
+static int32_t usable_cores(void)
+{
+    cpu_set_t set;
+    if (sched_getaffinity(0, sizeof set, &set) != 0)
+        return 1;
+    int count = CPU_COUNT(&set);
+    return count > ONEP_MAX_THREADS ? ONEP_MAX_THREADS : count;
+}
+
+/* The level asked for by name, by $ONEPASS_ISA, or the best one. */
+static onepass_status choose_level(const char *isa, onep_level *level)
+{
+    const char *source = "config.isa";
+    if (!isa) {
+        source = "$ONEPASS_ISA";
+        isa = getenv("ONEPASS_ISA");
+        if (!isa || !*isa) {
+            *level = onep_best_level();
+            return ONEPASS_OK;
+        }
+    }
+    *level = onep_level_named(isa);
+    if (*level == ONEP_LEVELS)
+        return onep_fail(ONEPASS_INVALID_ARGUMENT,
+                         "create: %s: \"%.32s\" is not a level; use ref, scalar, avx2, avx512 or neon", source, isa);
+    if (!onep_level_built(*level))
+        return onep_fail(ONEPASS_UNSUPPORTED, "create: %s: level \"%s\" is not built into this library", source, isa);
+    if (!onep_cpu_has(*level))
+        return onep_fail(ONEPASS_UNSUPPORTED, "create: %s: this processor cannot run level \"%s\"", source, isa);
+    return ONEPASS_OK;
+}
+
+/* What a GPU has no use for is refused, not ignored. */
+static onepass_status check_for_cuda(const onepass_config *config)
+{
+    if (config->device.id < 0)
+        return onep_fail(ONEPASS_INVALID_ARGUMENT, "create: config.device: cuda:%d; the id must not be negative",
+                         (int)config->device.id);
+    if (config->threads != 0)
+        return onep_fail(ONEPASS_INVALID_ARGUMENT,
+                         "create: config.threads: %d; it is for the CPU, with a CUDA device it must be 0",
+                         (int)config->threads);
+    if (config->isa)
+        return onep_fail(ONEPASS_INVALID_ARGUMENT,
+                         "create: config.isa: \"%.32s\"; it is for the CPU, with a CUDA device it must be NULL",
+                         config->isa);
+    if (config->progress)
+        return onep_fail(ONEPASS_INVALID_ARGUMENT,
+                         "create: config.progress: given; a call on a CUDA device does not wait for its work, it must "
+                         "be NULL");
+    return ONEPASS_OK;
+}
+
+static onepass_status check_for_cpu(const onepass_config *config)
+{
+    if (config->stream)
+        return onep_fail(ONEPASS_INVALID_ARGUMENT, "create: config.stream: %p; the CPU has no streams, it must be NULL",
+                         config->stream);
+    if (config->threads < 0 || config->threads > ONEP_MAX_THREADS)
+        return onep_fail(ONEPASS_INVALID_ARGUMENT, "create: config.threads: %d; it must be from 0 (all cores) to %d",
+                         (int)config->threads, ONEP_MAX_THREADS);
+    return ONEPASS_OK;
+}
+
+/* Chooses the level and, for a GPU, makes it ready. */
+static onepass_status fill(onepass_handle *handle, const onepass_config *config)
+{
+    int is_cuda = config->device.type == ONEPASS_CUDA;
+    onepass_status status = is_cuda ? check_for_cuda(config) : check_for_cpu(config);
+    if (status == ONEPASS_OK && is_cuda) {
+        handle->level = ONEP_CUDA;
+        status = onep_cuda_create(config->device.id, config->stream, &handle->cuda);
+    } else if (status == ONEPASS_OK) {
+        status = choose_level(config->isa, &handle->level);
+        handle->threads = config->threads ? config->threads : usable_cores();
+    }
+    if (status != ONEPASS_OK)
+        return status;
+    handle->device = config->device;
+    handle->kernels = onep_kernels_of(handle->level);
+    handle->progress = config->progress;
+    handle->progress_context = config->progress_context;
+    return ONEPASS_OK;
+}
+
+onepass_status onepass_create(const onepass_config *config, onepass_handle **handle)
+{
+    static const onepass_config defaults = {.size = sizeof defaults};
+    if (!handle)
+        return onep_fail(ONEPASS_INVALID_ARGUMENT, "create: handle: NULL; it receives the new handle");
+    *handle = NULL;
+    if (!config)
+        config = &defaults;
+    onepass_config known;
+    onepass_status status = onep_read_versioned("create", "config", config, FIRST_CONFIG_SIZE, &known, sizeof known);
+    if (status != ONEPASS_OK)
+        return status;
+    if (known.device.type == 0)
+        known.device.type = ONEPASS_CPU;
+    if (known.device.type != ONEPASS_CUDA && (known.device.type != ONEPASS_CPU || known.device.id != 0))
+        return onep_fail(ONEPASS_INVALID_ARGUMENT,
+                         "create: config.device: type %d, id %d; use ONEPASS_CPU with id 0, or ONEPASS_CUDA",
+                         (int)known.device.type, (int)known.device.id);
+
+    onepass_handle *created = calloc(1, sizeof *created);
+    if (!created)
+        return onep_fail(ONEPASS_OUT_OF_MEMORY, "create: no memory for a handle of %zu bytes", sizeof *created);
+    status = fill(created, &known);
+    if (status != ONEPASS_OK) {
+        onepass_destroy(created);
+        return status;
+    }
+    *handle = created;
+    return ONEPASS_OK;
+}
+
+void onepass_destroy(onepass_handle *handle)
+{
+    if (handle)
+        onep_cuda_destroy(handle->cuda);
+    free(handle);
+}
+
+const char *onepass_isa(const onepass_handle *handle)
+{
+    return handle ? onep_level_name(handle->level) : "";
+}
+
+int32_t onepass_threads(const onepass_handle *handle)
+{
+    return handle ? handle->threads : 0;
+}

@@ -1,0 +1,5 @@
+/* The CPU backend at level "neon". */
+#include "vec_neon.h"
+
+#define LEVEL(name) name##_neon
+#include "level.inc"

@@ -1,0 +1,343 @@
+/*
+ * See device.h. The kernels are loaded once a device and process, and every one of them is looked up then: a first use
+ * inside a stream capture finds nothing left to load.
+ */
+#include "device.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "driver.h"
+#include "fatbin.h"
+#include "status.h"
+
+enum { OLDEST_CAPABILITY = 80 };
+
+/* What a device has been given for the rest of the process; the primary context is retained with it. */
+typedef struct loaded {
+    struct loaded *next;
+    int device;
+    onep_cu_context *context;
+    onep_cu_function *functions[]; /* one for each of onep_fatbin_kernels */
+} loaded;
+
+struct onep_cuda {
+    const onep_driver *driver;
+    const loaded *kernels;
+    onep_cu_stream *stream;
+    onep_cu_address tickets;
+    int32_t ordinal;
+    int capability, multiprocessors;
+    int64_t l2_bytes;
+};
+
+static loaded *all_loaded;
+static pthread_mutex_t loading = PTHREAD_MUTEX_INITIALIZER;
+
+/* A failure of the driver, in its own words. */
+static onepass_status failed(onepass_status status, const char *operator_name, const char *what, int error)
+{
+    char text[160];
+    onep_driver_text(error, text, sizeof text);
+    if (error == ONEP_CU_OUT_OF_MEMORY)
+        status = ONEPASS_OUT_OF_MEMORY;
+    return onep_fail(status, "%s: %s: %s", operator_name, what, text);
+}
+
+/* ---- devices ----------------------------------------------------------------------------------------------------- */
+
+int onep_cuda_devices(const char **why)
+{
+    const onep_driver *driver = onep_driver_get();
+    if (why)
+        *why = onep_driver_missing();
+    return driver ? driver->devices : 0;
+}
+
+int onep_cuda_describe(int32_t device, onep_cuda_info *info)
+{
+    const onep_driver *driver = onep_driver_get();
+    int id;
+    if (!driver || device < 0 || driver->cuDeviceGet(&id, device) != 0)
+        return 0;
+    memset(info, 0, sizeof *info);
+    int l2_bytes = 0;
+    driver->cuDeviceGetName(info->name, (int)sizeof info->name - 1, id);
+    driver->cuDeviceGetAttribute(&info->major, ONEP_CU_MAJOR, id);
+    driver->cuDeviceGetAttribute(&info->minor, ONEP_CU_MINOR, id);
+    driver->cuDeviceGetAttribute(&info->multiprocessors, ONEP_CU_MULTIPROCESSORS, id);
+    driver->cuDeviceGetAttribute(&info->clock_khz, ONEP_CU_CLOCK_RATE, id);
+    driver->cuDeviceGetAttribute(&l2_bytes, ONEP_CU_L2_BYTES, id);
+    driver->cuDeviceTotalMem(&info->memory_bytes, id);
+    info->l2_bytes = l2_bytes;
+    info->driver_version = driver->version;
+    return 1;
+}
+
+/* ---- loading ----------------------------------------------------------------------------------------------------- */
+
+/* Loads every image and looks every kernel up, in the context that is current. */
+static int load_images(const onep_driver *driver, loaded *into)
+{
+    int error = 0;
+    for (int image = 0; image < onep_fatbin_image_count && error == 0; image++) {
+        onep_cu_module *module;
+        error = driver->cuModuleLoadData(&module, onep_fatbin_images[image]);
+        for (int i = 0; i < onep_fatbin_kernel_count && error == 0; i++)
+            if (onep_fatbin_kernels[i].image == image)
+                error = driver->cuModuleGetFunction(&into->functions[i], module, onep_fatbin_kernels[i].name);
+    }
+    return error;
+}
+
+static onepass_status load(const onep_driver *driver, int device, int32_t ordinal, loaded **out)
+{
+    loaded *made = calloc(1, sizeof *made + (size_t)onep_fatbin_kernel_count * sizeof made->functions[0]);
+    if (!made)
+        return onep_fail(ONEPASS_OUT_OF_MEMORY, "create: no memory for the table of kernels");
+    made->device = device;
+    int error = driver->cuDevicePrimaryCtxRetain(&made->context, device);
+    if (error != 0) {
+        free(made);
+        return failed(ONEPASS_DEVICE_ERROR, "create", "the device's primary context", error);
+    }
+    error = driver->cuCtxPushCurrent(made->context);
+    if (error == 0) {
+        error = load_images(driver, made);
+        onep_cu_context *popped;
+        driver->cuCtxPopCurrent(&popped);
+    }
+    if (error != 0) { /* with the context, if nobody else holds it, goes what was loaded into it */
+        driver->cuDevicePrimaryCtxRelease(device);
+        free(made);
+        char text[160];
+        onep_driver_text(error, text, sizeof text);
+        return onep_fail(ONEPASS_NO_DEVICE,
+                         "create: config.device: cuda:%d; its driver (for CUDA %d.%d) does not load the kernels of "
+                         "this library (built with CUDA %s): %s",
+                         (int)ordinal, driver->version / 1000, driver->version % 1000 / 10, onep_fatbin_cuda, text);
+    }
+    *out = made;
+    return ONEPASS_OK;
+}
+
+/* The kernels on a device, loaded now if nobody has done so yet. */
+static onepass_status kernels_on(const onep_driver *driver, int device, int32_t ordinal, const loaded **out)
+{
+    onepass_status status = ONEPASS_OK;
+    pthread_mutex_lock(&loading);
+    loaded *found = all_loaded;
+    while (found && found->device != device)
+        found = found->next;
+    if (!found) {
+        status = load(driver, device, ordinal, &found);
+        if (status == ONEPASS_OK) {
+            found->next = all_loaded;
+            all_loaded = found;
+        }
+    }
+    pthread_mutex_unlock(&loading);
+    *out = found;
+    return status;
+}
+
+/* ---- creation ---------------------------------------------------------------------------------------------------- */
+
+/* The values 1 and 2 are the driver's names for its two default streams; any other is a stream of some context. */
+static onepass_status check_stream(const onep_cuda *cuda, void *stream)
+{
+    if ((uintptr_t)stream <= 2)
+        return ONEPASS_OK;
+    const onep_driver *driver = cuda->driver;
+    onep_cu_context *owner = NULL, *popped;
+    int error = driver->cuStreamGetCtx(stream, &owner);
+    int device = cuda->kernels->device;
+    if (error == 0 && owner != cuda->kernels->context && driver->cuCtxPushCurrent(owner) == 0) {
+        error = driver->cuCtxGetDevice(&device);
+        driver->cuCtxPopCurrent(&popped);
+    }
+    if (error != 0)
+        return failed(ONEPASS_INVALID_ARGUMENT, "create", "config.stream", error);
+    if (device != cuda->kernels->device)
+        return onep_fail(ONEPASS_INVALID_ARGUMENT,
+                         "create: config.stream: %p; it belongs to another device than cuda:%d", stream,
+                         (int)cuda->ordinal);
+    return ONEPASS_OK;
+}
+
+/* Allocates the tickets and waits until they are 0, on a stream of its own: nobody else's work is waited for. */
+static int make_tickets(onep_cuda *cuda)
+{
+    const onep_driver *driver = cuda->driver;
+    const size_t bytes = ONEP_CUDA_TICKETS * sizeof(uint32_t);
+    onep_cu_stream *stream = NULL;
+    int error = driver->cuStreamCreate(&stream, ONEP_CU_NON_BLOCKING);
+    if (error == 0)
+        error = driver->cuMemAlloc(&cuda->tickets, bytes);
+    if (error == 0)
+        error = driver->cuMemsetD8Async(cuda->tickets, 0, bytes, stream);
+    if (error == 0)
+        error = driver->cuStreamSynchronize(stream);
+    if (stream)
+        driver->cuStreamDestroy(stream);
+    return error;
+}
+
+static onepass_status fill(onep_cuda *cuda, void *stream)
+{
+    onep_cuda_info info;
+    if (!onep_cuda_describe(cuda->ordinal, &info))
+        return onep_fail(ONEPASS_NO_DEVICE, "create: config.device: cuda:%d; the driver does not describe it",
+                         (int)cuda->ordinal);
+    cuda->capability = 10 * info.major + info.minor;
+    cuda->multiprocessors = info.multiprocessors;
+    cuda->l2_bytes = info.l2_bytes;
+    if (cuda->capability < OLDEST_CAPABILITY)
+        return onep_fail(ONEPASS_NO_DEVICE,
+                         "create: config.device: cuda:%d, %s, has compute capability %d.%d; it must be %d.%d or newer",
+                         (int)cuda->ordinal, info.name, info.major, info.minor, OLDEST_CAPABILITY / 10,
+                         OLDEST_CAPABILITY % 10);
+    int device;
+    int error = cuda->driver->cuDeviceGet(&device, cuda->ordinal);
+    if (error != 0)
+        return failed(ONEPASS_DEVICE_ERROR, "create", "config.device", error);
+    onepass_status status = kernels_on(cuda->driver, device, cuda->ordinal, &cuda->kernels);
+    if (status != ONEPASS_OK)
+        return status;
+
+    error = cuda->driver->cuCtxPushCurrent(cuda->kernels->context);
+    if (error != 0)
+        return failed(ONEPASS_DEVICE_ERROR, "create", "the device's primary context", error);
+    status = check_stream(cuda, stream);
+    if (status == ONEPASS_OK) {
+        cuda->stream = stream;
+        error = make_tickets(cuda);
+        if (error != 0)
+            status = failed(ONEPASS_DEVICE_ERROR, "create", "the handle's tickets", error);
+    }
+    onep_cu_context *popped;
+    cuda->driver->cuCtxPopCurrent(&popped);
+    return status;
+}
+
+onepass_status onep_cuda_create(int32_t device, void *stream, onep_cuda **out)
+{
+    *out = NULL;
+    const onep_driver *driver = onep_driver_get();
+    if (!driver)
+        return onep_fail(ONEPASS_NO_DEVICE, "create: config.device: cuda:%d; no CUDA driver can be used: %s",
+                         (int)device, onep_driver_missing());
+    if (device >= driver->devices)
+        return onep_fail(ONEPASS_NO_DEVICE, "create: config.device: cuda:%d; this machine has %d CUDA device%s",
+                         (int)device, driver->devices, driver->devices == 1 ? "" : "s");
+    onep_cuda *cuda = calloc(1, sizeof *cuda);
+    if (!cuda)
+        return onep_fail(ONEPASS_OUT_OF_MEMORY, "create: no memory for a device of %zu bytes", sizeof *cuda);
+    cuda->driver = driver;
+    cuda->ordinal = device;
+
+    /* Another thread may be capturing a stream, and would otherwise lose its graph to the calls made here. */
+    int mode = ONEP_CU_CAPTURE_RELAXED;
+    driver->cuThreadExchangeStreamCaptureMode(&mode);
+    onepass_status status = fill(cuda, stream);
+    driver->cuThreadExchangeStreamCaptureMode(&mode);
+    if (status != ONEPASS_OK) {
+        onep_cuda_destroy(cuda);
+        return status;
+    }
+    *out = cuda;
+    return ONEPASS_OK;
+}
+
+void onep_cuda_destroy(onep_cuda *cuda)
+{
+    if (!cuda)
+        return;
+    if (cuda->tickets && cuda->driver->cuCtxPushCurrent(cuda->kernels->context) == 0) {
+        int mode = ONEP_CU_CAPTURE_RELAXED;
+        onep_cu_context *popped;
+        cuda->driver->cuThreadExchangeStreamCaptureMode(&mode);
+        cuda->driver->cuMemFree(cuda->tickets);
+        cuda->driver->cuThreadExchangeStreamCaptureMode(&mode);
+        cuda->driver->cuCtxPopCurrent(&popped);
+    }
+    free(cuda);
+}
+
+/* ---- use --------------------------------------------------------------------------------------------------------- */
+
+static int compare_names(const void *name, const void *kernel)
+{
+    return strcmp(name, ((const onep_fatbin_kernel *)kernel)->name);
+}
+
+onepass_status onep_cuda_launch(const onep_cuda *cuda, const char *operator_name, const char *kernel, unsigned grid,
+                                unsigned block, unsigned shared_bytes, const void *args, size_t args_size)
+{
+    const onep_fatbin_kernel *found = bsearch(kernel, onep_fatbin_kernels, (size_t)onep_fatbin_kernel_count,
+                                              sizeof onep_fatbin_kernels[0], compare_names);
+    if (!found)
+        return onep_fail(ONEPASS_DEVICE_ERROR, "%s: kernel %s is not in this library", operator_name, kernel);
+    onep_cu_function *function = cuda->kernels->functions[found - onep_fatbin_kernels];
+    void *extra[] = {ONEP_CU_ARGUMENTS, (void *)(uintptr_t)args, ONEP_CU_ARGUMENTS_SIZE, &args_size,
+                     ONEP_CU_ARGUMENTS_END};
+    const onep_driver *driver = cuda->driver;
+    onep_cu_context *popped;
+    int error = driver->cuCtxPushCurrent(cuda->kernels->context);
+    if (error == 0) {
+        error = driver->cuLaunchKernel(function, grid, 1, 1, block, 1, 1, shared_bytes, cuda->stream, NULL, extra);
+        driver->cuCtxPopCurrent(&popped);
+    }
+    return error == 0 ? ONEPASS_OK : failed(ONEPASS_DEVICE_ERROR, operator_name, kernel, error);
+}
+
+onepass_status onep_cuda_pointer_check(const onep_cuda *cuda, const char *operator_name, const char *argument,
+                                       const void *pointer)
+{
+    int attributes[] = {ONEP_CU_MEMORY_TYPE, ONEP_CU_IS_MANAGED, ONEP_CU_DEVICE_ORDINAL};
+    unsigned memory_type = 0;
+    unsigned managed = 0; /* the driver writes a byte or a word, as its release likes */
+    int ordinal = -1;
+    void *values[] = {&memory_type, &managed, &ordinal};
+    const onep_driver *driver = cuda->driver;
+    onep_cu_context *popped;
+    int error = driver->cuCtxPushCurrent(cuda->kernels->context);
+    if (error == 0) {
+        error = driver->cuPointerGetAttributes(3, attributes, values, (onep_cu_address)(uintptr_t)pointer);
+        driver->cuCtxPopCurrent(&popped);
+    }
+    if (error != 0)
+        return failed(ONEPASS_DEVICE_ERROR, operator_name, argument, error);
+    if (managed)
+        return ONEPASS_OK;
+    if (memory_type != ONEP_CU_IN_DEVICE)
+        return onep_fail(ONEPASS_INVALID_ARGUMENT, "%s: %s: %p is %s; it must be memory of cuda:%d", operator_name,
+                         argument, pointer,
+                         memory_type == ONEP_CU_IN_HOST ? "memory of the host" : "not an address the CUDA driver knows",
+                         (int)cuda->ordinal);
+    if (ordinal != cuda->ordinal)
+        return onep_fail(ONEPASS_INVALID_ARGUMENT, "%s: %s: %p is memory of cuda:%d; it must be memory of cuda:%d",
+                         operator_name, argument, pointer, ordinal, (int)cuda->ordinal);
+    return ONEPASS_OK;
+}
+
+int onep_cuda_multiprocessors(const onep_cuda *cuda)
+{
+    return cuda->multiprocessors;
+}
+
+int onep_cuda_capability(const onep_cuda *cuda)
+{
+    return cuda->capability;
+}
+
+int64_t onep_cuda_l2_bytes(const onep_cuda *cuda)
+{
+    return cuda->l2_bytes;
+}
+
+void *onep_cuda_tickets(const onep_cuda *cuda)
+{
+    return (void *)(uintptr_t)cuda->tickets;
+}

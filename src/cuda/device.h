@@ -1,0 +1,59 @@
+/*
+ * One CUDA device below a handle: its primary context (the one PyTorch and the CUDA runtime use too), the library's
+ * kernels loaded there, the stream, a few words of memory for kernels to count in. A launch allocates, copies and waits
+ * for nothing, so it can be captured into a graph; all that could be lazy is done when the handle is made.
+ */
+#ifndef ONEP_DEVICE_H
+#define ONEP_DEVICE_H
+
+#include "onepass.h"
+
+typedef struct onep_cuda onep_cuda; /* what a CUDA handle owns */
+
+enum { ONEP_CUDA_TICKETS = 1024 };
+
+/* Makes a device ready. ONEPASS_NO_DEVICE where that is impossible on this machine or in this build. */
+onepass_status onep_cuda_create(int32_t device, void *stream, onep_cuda **out);
+
+/* NULL is allowed. The kernels stay loaded until the process ends. */
+void onep_cuda_destroy(onep_cuda *cuda);
+
+/*
+ * Puts one kernel on the stream: `grid` blocks of `block` threads, one structure as its only argument. A failure is
+ * ONEPASS_DEVICE_ERROR in the driver's own words; one of an earlier kernel may show here too.
+ */
+onepass_status onep_cuda_launch(const onep_cuda *cuda, const char *operator_name, const char *kernel, unsigned grid,
+                                unsigned block, unsigned shared_bytes, const void *args, size_t args_size);
+
+/* Refuses an address that is not memory of this device: the host's, another device's, or unknown to the driver. */
+onepass_status onep_cuda_pointer_check(const onep_cuda *cuda, const char *operator_name, const char *argument,
+                                       const void *pointer);
+
+int onep_cuda_multiprocessors(const onep_cuda *cuda);
+
+/* Compute capability, 90 for 9.0; bytes of the second-level cache. */
+int onep_cuda_capability(const onep_cuda *cuda);
+int64_t onep_cuda_l2_bytes(const onep_cuda *cuda);
+
+/* Device address of ONEP_CUDA_TICKETS words of 32 bits, all 0; a kernel that counts in them leaves them 0. */
+void *onep_cuda_tickets(const onep_cuda *cuda);
+
+/* ---- before there is a handle ------------------------------------------------------------------------------------ */
+
+/* The number of devices, 0 if there is none or this build has no kernels; then *why (if not NULL) says which. */
+int onep_cuda_devices(const char **why);
+
+typedef struct onep_cuda_info {
+    char name[96];
+    int major, minor; /* compute capability */
+    int multiprocessors;
+    int clock_khz;
+    int64_t l2_bytes;
+    size_t memory_bytes;
+    int driver_version; /* 13000 for CUDA 13.0 */
+} onep_cuda_info;
+
+/* False if there is no such device. */
+int onep_cuda_describe(int32_t device, onep_cuda_info *info);
+
+#endif

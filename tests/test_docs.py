@@ -1,0 +1,154 @@
+#!/usr/bin/env python3
+"""Runs what the documents tell people to run.
+
+Fenced blocks of README.md, CONTRIBUTING.md and docs/*.md, by their language:
+
+  sh       run by bash in a copy of the tree whose build/ holds the built tool and libraries; the tool is on the PATH.
+           A ./dev line is only looked up in ./dev help, since ./dev test runs this very file.
+           A block whose first line is "# not run: reason" is left out, and the reason shown.
+  c        with a main: compiled against the static library, warnings as errors, and run.
+  python   run.
+
+Blocks of one document share a directory, so that a later one may use what an earlier one wrote.
+"""
+
+import argparse
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+NOT_RUN = re.compile(r"(?:#|//|/\*)\s*not run:\s*(.*?)\s*(?:\*/)?\s*$")
+SECONDS = 120
+
+
+def blocks(path):
+    """(line, language, text) of every fenced block; a fence inside a list item is indented, and so is its text."""
+    found = None
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        fence = re.match(r"(\s*)(`{3,})\s*([\w+-]*)\s*$", line)
+        if found is None:
+            if fence:
+                found = (number, fence, [])
+            continue
+        start, opening, lines = found
+        if fence and not fence[3] and len(fence[2]) >= len(opening[2]):
+            yield start, opening[3], "\n".join(lines) + "\n"
+            found = None
+        else:
+            indent = len(opening[1])
+            lines.append(line[indent:] if line[:indent].isspace() else line)
+    if found is not None:
+        raise SystemExit(f"{path}:{found[0]}: this block is never closed")
+
+
+def dev_help():
+    """{command: its line} of ./dev help."""
+    text = subprocess.run(["./dev", "help"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    return {match[1]: match[0] for match in re.finditer(r"^  \./dev (\w+).*$", text, re.MULTILINE)}
+
+
+def check_dev(line, commands):
+    """What is wrong with a ./dev line, or None."""
+    words = shlex.split(line, comments=True)[1:]
+    if not words:
+        return None
+    if words[0] not in commands:
+        return f"./dev has no command {words[0]}"
+    if "[ARGS]" in commands[words[0]]:
+        return None
+    for word in words[1:]:
+        if word == "--":
+            return None
+        if f"[{word}]" not in commands[words[0]]:
+            return f"./dev {words[0]} has no argument {word}"
+    return None
+
+
+def copy_tree(build, directory):
+    """The sources, and a build/ that holds what a build leaves for its users."""
+    shutil.copytree(ROOT, directory, dirs_exist_ok=True, symlinks=True,
+                    ignore=lambda where, names: [name for name in names if name in (".git", "__pycache__")
+                                                 or (Path(where) == ROOT and name.startswith("build"))])
+    (directory / "build").mkdir()
+    for pattern in ("onepass", "libonepass.*"):
+        for file in build.glob(pattern):
+            shutil.copy2(file, directory / "build" / file.name, follow_symlinks=False)
+
+
+def commands_for(language, text, number, directory, commands):
+    """The commands (lists of words) that try a block. A string says why it is not tried, None that it never is."""
+    first = text.lstrip().split("\n", 1)[0]
+    reason = NOT_RUN.match(first)
+    if language in ("sh", "bash", "c", "python") and reason:
+        if not reason[1]:
+            raise ValueError("it is not run and gives no reason")
+        return "not run: " + reason[1]
+    if language in ("sh", "bash"):
+        lines = []
+        for line in text.splitlines():
+            if re.match(r"\s*\./dev\b", line):
+                wrong = check_dev(line, commands)
+                if wrong:
+                    raise ValueError(wrong)
+                line = ":"
+            lines.append(line)
+        return [["bash", "-euo", "pipefail", "-c", "\n".join(lines)]]
+    if language == "c" and re.search(r"\bint main\(", text):
+        source, program = directory / f"block_{number}.c", directory / f"block_{number}"
+        source.write_text(text, encoding="utf-8")
+        compiler = shlex.split(os.environ.get("CC", "cc"))
+        return [compiler + ["-std=c11", "-Wall", "-Wextra", "-Werror", "-Iinclude", str(source), "-o", str(program),
+                            "build/libonepass.a", "-lm", "-lpthread", "-ldl"], [str(program)]]
+    if language == "python":
+        return [[sys.executable, "-c", text]]
+    return None
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("--build", type=Path, default=ROOT / "build", help="the directory of the build to use")
+    build = parser.parse_args().build.resolve()
+    if not (build / "onepass").exists():
+        raise SystemExit(f"{build} holds no tool; build first")
+
+    commands = dev_help()
+    documents = [path for path in (ROOT / "README.md", ROOT / "CONTRIBUTING.md") if path.exists()]
+    documents += sorted((ROOT / "docs").glob("*.md"))
+    tried = failed = 0
+    for document in documents:
+        with tempfile.TemporaryDirectory() as name:
+            directory = Path(name) / "onepass"
+            copy_tree(build, directory)
+            environment = dict(os.environ, HOME=name, PATH=f"{directory / 'build'}{os.pathsep}{os.environ['PATH']}")
+            for number, language, text in blocks(document):
+                where = f"{document.relative_to(ROOT)}:{number} ({language})"
+                try:
+                    todo = commands_for(language, text, number, directory, commands)
+                    if todo is None:
+                        continue
+                    if isinstance(todo, str):
+                        print(f"{where}: {todo}")
+                        continue
+                    tried += 1
+                    for command in todo:
+                        subprocess.run(command, cwd=directory, env=environment, check=True, timeout=SECONDS, text=True,
+                                       stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+                    print(f"{where}: ok")
+                except (ValueError, subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
+                    failed += 1
+                    print(f"{where}: FAILED: {error}")
+                    print(getattr(error, "output", None) or "", end="")
+    print(f"{tried} blocks tried, {failed} failed")
+    if tried == 0:
+        raise SystemExit("not one block was found: is the pattern right?")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,359 @@
+/* Inputs and outputs as memory. See files.h. */
+#define _XOPEN_SOURCE 700
+#include "files.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "message.h"
+#include "temporary.h"
+
+static bool is_dash(const char *path)
+{
+    return strcmp(path, "-") == 0;
+}
+
+/* ---- inputs ------------------------------------------------------------------------------------------------------ */
+
+const char *input_name(const input_file *file)
+{
+    return is_dash(file->path) ? "stdin" : file->path;
+}
+
+/* Reads on until `wanted` bytes are there or the stream ends; memory grows with what came, not with what was promised.
+ */
+static int fill(input_file *file, int descriptor, size_t *capacity, size_t wanted)
+{
+    while (file->size < wanted) {
+        if (file->size == *capacity) {
+            size_t larger = *capacity < 1 << 16 ? 1 << 16 : 2 * *capacity;
+            unsigned char *grown = realloc(file->bytes, larger);
+            if (!grown)
+                return message_error(EXIT_INPUT, "%s: no memory for %zu bytes", input_name(file), larger);
+            file->bytes = grown;
+            *capacity = larger;
+        }
+        size_t room = (wanted < *capacity ? wanted : *capacity) - file->size;
+        ssize_t got = read(descriptor, file->bytes + file->size, room);
+        if (got < 0 && errno != EINTR)
+            return message_error(EXIT_INPUT, "%s: %s", input_name(file), strerror(errno));
+        if (got == 0)
+            break;
+        file->size += got > 0 ? (size_t)got : 0;
+    }
+    return 0;
+}
+
+/* A pipe says how long it is in its header at most, so the header is read first. */
+static int read_stream(input_file *file, int descriptor)
+{
+    npy_error error;
+    size_t capacity = 0, end;
+    int code = fill(file, descriptor, &capacity, NPY_PREAMBLE);
+    if (code)
+        return code;
+    if (!npy_header_end(file->bytes, file->size, &end, &error))
+        return message_error(EXIT_INPUT, "%s: %s", input_name(file), error.text);
+    code = fill(file, descriptor, &capacity, end);
+    if (code)
+        return code;
+    if (!npy_read_header(file->bytes, file->size, &file->header, &error))
+        return message_error(EXIT_INPUT, "%s: %s", input_name(file), error.text);
+    size_t whole = file->header.data_offset + file->header.data_bytes;
+    code = fill(file, descriptor, &capacity, whole + 1);
+    if (code)
+        return code;
+    if (file->size > whole)
+        return message_error(EXIT_INPUT,
+                             "%s: bytes are left over after the %zu its header asks for; there must be none",
+                             input_name(file), whole);
+    if (!npy_check_size(&file->header, file->size, &error))
+        return message_error(EXIT_INPUT, "%s: %s", input_name(file), error.text);
+    return 0;
+}
+
+/* False if the file cannot be mapped: it is then read. */
+static bool map_input(input_file *file, int descriptor, const struct stat *status)
+{
+    if (!S_ISREG(status->st_mode) || status->st_size == 0 || lseek(descriptor, 0, SEEK_CUR) != 0)
+        return false;
+    void *address = mmap(NULL, (size_t)status->st_size, PROT_READ, MAP_SHARED, descriptor, 0);
+    if (address == MAP_FAILED)
+        return false;
+    file->bytes = address;
+    file->size = (size_t)status->st_size;
+    file->mapped = true;
+    posix_madvise(address, file->size, POSIX_MADV_SEQUENTIAL);
+    temporary_watch(address, file->size, input_name(file));
+    return true;
+}
+
+static int read_descriptor(input_file *file, int descriptor)
+{
+    struct stat status;
+    if (fstat(descriptor, &status) != 0)
+        return message_error(EXIT_INPUT, "%s: %s", input_name(file), strerror(errno));
+    if (S_ISDIR(status.st_mode))
+        return message_error(EXIT_INPUT, "%s: is a directory; a .npy file is needed", input_name(file));
+    file->device = status.st_dev;
+    file->inode = status.st_ino;
+    if (!map_input(file, descriptor, &status))
+        return read_stream(file, descriptor);
+    npy_error error;
+    if (!npy_read_header(file->bytes, file->size, &file->header, &error) ||
+        !npy_check_size(&file->header, file->size, &error))
+        return message_error(EXIT_INPUT, "%s: %s", input_name(file), error.text);
+    return 0;
+}
+
+int input_open(input_file *file, const char *path)
+{
+    *file = (input_file){.path = path};
+    if (is_dash(path))
+        return read_descriptor(file, STDIN_FILENO);
+    int descriptor = open(path, O_RDONLY | O_CLOEXEC);
+    if (descriptor < 0)
+        return message_error(EXIT_INPUT, "%s: cannot be read: %s", path, strerror(errno));
+    int code = read_descriptor(file, descriptor);
+    close(descriptor);
+    return code;
+}
+
+void input_close(input_file *file)
+{
+    if (file->mapped) {
+        temporary_unwatch(file->bytes);
+        munmap(file->bytes, file->size);
+    } else {
+        free(file->bytes);
+    }
+    *file = (input_file){.path = file->path};
+}
+
+onepass_tensor input_tensor(input_file *file)
+{
+    return (onepass_tensor){
+        .data = file->bytes,
+        .device = {ONEPASS_CPU, 0},
+        .ndim = file->header.rank,
+        .dtype = element_infos[file->header.type].dtype,
+        .shape = file->header.shape,
+        .strides = file->header.strides,
+        .byte_offset = file->header.data_offset,
+    };
+}
+
+/* ---- what a path for an output stands for ------------------------------------------------------------------------ */
+
+/* A file that exists, or a name in a directory that does. */
+typedef struct identity {
+    bool exists, shareable; /* a terminal or /dev/null may be written to by two */
+    dev_t device;
+    ino_t inode;
+    const char *name;
+} identity;
+
+static int identify(const char *path, identity *found)
+{
+    struct stat status;
+    *found = (identity){.name = path};
+    if (stat(path, &status) == 0) {
+        if (S_ISDIR(status.st_mode))
+            return message_error(EXIT_INPUT, "%s: is a directory; an output must be a file", path);
+        if (S_ISREG(status.st_mode) && access(path, W_OK) != 0)
+            return message_error(EXIT_INPUT, "%s: cannot be written: %s", path, strerror(errno));
+        found->exists = true;
+        found->shareable = S_ISCHR(status.st_mode);
+    } else {
+        if (errno != ENOENT)
+            return message_error(EXIT_INPUT, "%s: cannot be written: %s", path, strerror(errno));
+        if (lstat(path, &status) == 0)
+            return message_error(EXIT_INPUT, "%s: is a link to nothing; an output must be a file", path);
+        const char *slash = strrchr(path, '/');
+        found->name = slash ? slash + 1 : path;
+        char directory[FILES_MAX_PATH];
+        snprintf(directory, sizeof directory, "%.*s", slash ? (int)(slash - path) + 1 : 1, slash ? path : ".");
+        if (!*found->name || stat(directory, &status) != 0)
+            return message_error(EXIT_INPUT, "%s: cannot be written: its directory does not exist", path);
+    }
+    found->device = status.st_dev;
+    found->inode = status.st_ino;
+    return 0;
+}
+
+static bool same_file(const identity *a, const identity *b)
+{
+    return a->exists == b->exists && a->device == b->device && a->inode == b->inode && !a->shareable &&
+           (a->exists || strcmp(a->name, b->name) == 0);
+}
+
+int output_check(const char *const paths[], int count, const input_file inputs[], int input_count)
+{
+    identity found[8];
+    for (int i = 0; i < count; i++) {
+        if (!paths[i])
+            continue;
+        for (int k = 0; k < i; k++)
+            if (paths[k] && is_dash(paths[k]) && is_dash(paths[i]))
+                return message_error(EXIT_USAGE, "-: stdout is given to two outputs; only one can have it");
+        if (is_dash(paths[i]))
+            continue;
+        int code = identify(paths[i], &found[i]);
+        if (code)
+            return code;
+        for (int k = 0; k < i; k++)
+            if (paths[k] && !is_dash(paths[k]) && same_file(&found[i], &found[k]))
+                return message_error(EXIT_USAGE, "%s: the same file as the output %s; each output needs its own",
+                                     paths[i], paths[k]);
+        for (int k = 0; k < input_count; k++) {
+            identity input = {.exists = true, .device = inputs[k].device, .inode = inputs[k].inode};
+            if (inputs[k].path && same_file(&found[i], &input))
+                return message_error(EXIT_USAGE, "%s: the same file as the input %s; an input is never overwritten",
+                                     paths[i], input_name(&inputs[k]));
+        }
+    }
+    return 0;
+}
+
+/* ---- outputs ----------------------------------------------------------------------------------------------------- */
+
+static int cannot_write(const output_file *file, int error)
+{
+    return message_error(EXIT_INPUT, "%s: cannot be written (%zu bytes): %s",
+                         is_dash(file->path) ? "stdout" : file->path, file->size, strerror(error));
+}
+
+/* Blocks are claimed before the file is mapped: on a full disk the mapping would fail later, with a signal. */
+static int claim_room(int descriptor, off_t size)
+{
+    int error = posix_fallocate(descriptor, 0, size);
+    if (error == EOPNOTSUPP || error == EINVAL || error == ENOSYS)
+        error = ftruncate(descriptor, size) == 0 ? 0 : errno;
+    return error;
+}
+
+static int open_replacement(output_file *file)
+{
+    if (!realpath(file->path, file->target))
+        snprintf(file->target, sizeof file->target, "%s", file->path);
+    file->descriptor = temporary_create(file->target, &file->temporary_id);
+    if (file->descriptor < 0)
+        return cannot_write(file, errno);
+    file->kind = OUTPUT_REPLACE;
+    int error = claim_room(file->descriptor, (off_t)file->size);
+    if (error)
+        return cannot_write(file, error);
+    void *address = mmap(NULL, file->size, PROT_READ | PROT_WRITE, MAP_SHARED, file->descriptor, 0);
+    if (address != MAP_FAILED) {
+        file->bytes = address;
+        file->mapped = true;
+        temporary_watch(address, file->size, file->path);
+    }
+    return 0;
+}
+
+int output_open(output_file *file, const char *path, element_type type, int rank, const int64_t *shape)
+{
+    *file = (output_file){.path = path, .kind = OUTPUT_STREAM, .descriptor = -1};
+    char text[NPY_MAX_SHAPE_TEXT];
+    if (!npy_describe(&file->header, type, rank, shape))
+        return message_error(EXIT_INPUT, "%s: shape %s of %s is too large; its size in bytes must be below 2^63", path,
+                             npy_shape_text(text, rank, shape), element_infos[type].name);
+    file->size = file->header.data_offset + file->header.data_bytes;
+    struct stat status;
+    int code = 0;
+    if (!is_dash(path) && (stat(path, &status) != 0 || S_ISREG(status.st_mode)))
+        code = open_replacement(file);
+    if (code == 0 && !file->mapped && !(file->bytes = malloc(file->size)))
+        code = cannot_write(file, ENOMEM);
+    if (code == 0) {
+        unsigned char header[NPY_MAX_WRITTEN];
+        npy_write_header(&file->header, header);
+        memcpy(file->bytes, header, file->header.data_offset);
+    } else {
+        output_close(file);
+    }
+    return code;
+}
+
+onepass_tensor output_tensor(output_file *file)
+{
+    return (onepass_tensor){
+        .data = file->bytes,
+        .device = {ONEPASS_CPU, 0},
+        .ndim = file->header.rank,
+        .dtype = element_infos[file->header.type].dtype,
+        .shape = file->header.shape,
+        .byte_offset = file->header.data_offset,
+    };
+}
+
+static int write_all(int descriptor, const unsigned char *bytes, size_t size)
+{
+    while (size > 0) {
+        ssize_t put = write(descriptor, bytes, size);
+        if (put < 0 && errno != EINTR)
+            return errno;
+        if (put > 0) {
+            bytes += put;
+            size -= (size_t)put;
+        }
+    }
+    return 0;
+}
+
+static void release(output_file *file)
+{
+    if (file->mapped) {
+        temporary_unwatch(file->bytes);
+        munmap(file->bytes, file->size);
+    } else {
+        free(file->bytes);
+    }
+    file->bytes = NULL;
+    file->mapped = false;
+}
+
+int output_seal(output_file *file)
+{
+    int descriptor = file->descriptor, error = 0;
+    if (file->kind == OUTPUT_STREAM)
+        descriptor = is_dash(file->path) ? STDOUT_FILENO : open(file->path, O_WRONLY | O_CLOEXEC);
+    if (descriptor < 0)
+        return cannot_write(file, errno);
+    if (!file->mapped)
+        error = write_all(descriptor, file->bytes, file->size);
+    release(file);
+    if (descriptor != STDOUT_FILENO && close(descriptor) != 0 && !error)
+        error = errno;
+    file->descriptor = -1;
+    return error ? cannot_write(file, error) : 0;
+}
+
+int output_publish(output_file *file)
+{
+    if (file->kind == OUTPUT_REPLACE) {
+        if (temporary_rename(file->temporary_id, file->target) != 0)
+            return cannot_write(file, errno);
+        file->kind = OUTPUT_NONE;
+    }
+    return 0;
+}
+
+void output_close(output_file *file)
+{
+    release(file);
+    if (file->kind == OUTPUT_REPLACE) {
+        if (file->descriptor >= 0)
+            close(file->descriptor);
+        temporary_remove(file->temporary_id);
+    }
+    file->kind = OUTPUT_NONE;
+}

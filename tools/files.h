@@ -1,0 +1,72 @@
+/*
+ * .npy files as memory. Inputs are mapped read-only (pipes are read); outputs are built in a temporary file beside
+ * their target, mapped as well, and take its name only when everything has succeeded. Until then nothing that exists is
+ * changed; on failure, and on a signal, the temporary file is removed. Never holds a second copy of an array that can
+ * be mapped.
+ */
+#ifndef TOOL_FILES_H
+#define TOOL_FILES_H
+
+#include <stdbool.h>
+#include <sys/types.h>
+
+#include "npy.h"
+
+/* Enough for any path the system accepts, and its end. */
+enum { FILES_MAX_PATH = 4096 };
+
+typedef struct input_file {
+    const char *path; /* as the user wrote it; "-" is stdin */
+    npy_header header;
+    unsigned char *bytes; /* the whole file */
+    size_t size;
+    bool mapped; /* otherwise allocated */
+    dev_t device;
+    ino_t inode;
+} input_file;
+
+/* All return 0, or an exit code after having said what is wrong. */
+int input_open(input_file *file, const char *path);
+void input_close(input_file *file); /* also of a zeroed structure */
+onepass_tensor input_tensor(input_file *file);
+
+/* What a user may call a file in a message: "stdin" for "-". */
+const char *input_name(const input_file *file);
+
+typedef enum output_kind {
+    OUTPUT_NONE,    /* not open */
+    OUTPUT_REPLACE, /* a temporary file that will be renamed */
+    OUTPUT_STREAM,  /* stdout, a pipe or a device: written at the end, in order */
+} output_kind;
+
+typedef struct output_file {
+    const char *path; /* as the user wrote it; "-" is stdout */
+    output_kind kind;
+    npy_header header;
+    unsigned char *bytes; /* header and elements */
+    size_t size;
+    bool mapped;                  /* otherwise allocated, and written when sealed */
+    int descriptor, temporary_id; /* of OUTPUT_REPLACE */
+    char target[FILES_MAX_PATH];  /* path with links resolved: a link stays a link */
+} output_file;
+
+/*
+ * Looks at the paths of all outputs (NULL: not asked for) before any is touched: refuses directories, the inputs' own
+ * files, and the same file or stdout twice.
+ */
+int output_check(const char *const paths[], int count, const input_file inputs[], int input_count);
+
+/* Makes room for the array and writes its header. */
+int output_open(output_file *file, const char *path, element_type type, int rank, const int64_t *shape);
+onepass_tensor output_tensor(output_file *file);
+
+/* Everything is where it must be, but for the name: a full disk is found here at the latest. Streams are written. */
+int output_seal(output_file *file);
+
+/* The new file takes its name. */
+int output_publish(output_file *file);
+
+/* Releases everything; a file that was not published is gone. Also for a zeroed structure. */
+void output_close(output_file *file);
+
+#endif
