@@ -1,0 +1,469 @@
+#!/usr/bin/env python3
+"""Times the GPU kernels beside PyTorch's and writes bench/results/<gpu>.json. ./dev gpu calls it after the tests.
+
+Protocol. For each row ours, PyTorch eager, torch.compile and the floor take turns, round after round, on the same
+inputs: 256 MB are written to empty the second-level cache, then one run is timed with CUDA events. The median of the
+rounds is reported with the quantiles 0.2 and 0.8. Small shapes, which a launch would drown, are timed as a CUDA graph of
+many calls, for everyone, with a warm cache; what a launch from Python costs is reported beside it.
+
+floor_ms is a plain read of the same bytes (src/cuda/probe.cu), or torch.add of the same three tensors where a gradient
+is written. error is relative to float64 of the same inputs; grad_error is the gradient's, in the Frobenius norm.
+extra_bytes is memory beyond the inputs at the peak, a gradient included.
+"""
+import argparse
+import datetime
+import gc
+import json
+import os
+import re
+import statistics
+import subprocess
+import sys
+import time
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+sys.path.insert(0, os.path.join(ROOT, "bench"))
+import evidence  # noqa: E402
+
+try:
+    import torch
+    import torch.nn.functional as F
+except ImportError:
+    sys.exit("gpu_bench.py: PyTorch is needed, for memory, streams and rivals")
+from onepass_ctypes import KlCall, Library, ReadProbe  # noqa: E402
+
+ROUNDS = 40
+GRAPH_CALLS = 50
+FLUSH_BYTES = 256 << 20
+
+
+# ---- inputs ----------------------------------------------------------------------------------------------------------
+
+def pair(rows, columns, dtype, shift=0):
+    """Two tensors in one piece of memory, so that one plain read can cover both; the first `shift` elements off."""
+    count = rows * columns
+    gap = 0 if shift == 0 else 64  # the second one stays aligned
+    both = torch.empty(2 * count + gap, dtype=dtype, device="cuda")
+    return both, both[shift:shift + count].view(rows, columns), both[count + gap:].view(rows, columns)
+
+
+def fill(tensor, make):
+    """Row blocks at a time: the making needs float64 and more memory than the result."""
+    rows = max(1, (64 << 20) // tensor.shape[1])
+    for first in range(0, tensor.shape[0], rows):
+        block = tensor[first:first + rows]
+        block.copy_(make(block.shape))
+
+
+def founding_inputs(form, rows, columns, dtype, shift=0):
+    """predictions = softmax(rand * s) with one random s, targets = softmax(rand); or their logarithms."""
+    torch.manual_seed(1)
+    both, predictions, targets = pair(rows, columns, dtype, shift)
+    scale = torch.rand((), device="cuda")
+    log_p, log_t = form.startswith("log_probs"), form.endswith("log_probs")
+
+    def random(shape):
+        return torch.rand(shape, device="cuda", dtype=torch.float64 if dtype == torch.float64 else torch.float32)
+    fill(predictions, lambda shape: (torch.log_softmax if log_p else torch.softmax)(random(shape) * scale, -1))
+    fill(targets, lambda shape: (torch.log_softmax if log_t else torch.softmax)(random(shape), -1))
+    return both, predictions, targets
+
+
+def close_inputs(rows, columns, difference):
+    """Predictions whose logits differ from the targets' by up to `difference`: the divergence is about its square / 24."""
+    torch.manual_seed(2)
+    both, predictions, targets = pair(rows, columns, torch.float32)
+    step = max(1, (32 << 20) // columns)
+    for first in range(0, rows, step):
+        shape = targets[first:first + step].shape
+        logits = torch.rand(shape, device="cuda", dtype=torch.float64)
+        targets[first:first + step] = torch.softmax(logits, -1).float()
+        moved = logits + difference * torch.rand(shape, device="cuda", dtype=torch.float64)
+        predictions[first:first + step] = torch.softmax(moved, -1).float()
+    return both, predictions, targets
+
+
+# ---- exact answers ---------------------------------------------------------------------------------------------------
+
+def exact_value(form, predictions, targets):
+    """The divergence (batchmean) of the stored numbers, in float64; differences of close numbers are exact."""
+    total = 0.0
+    rows = max(1, (16 << 20) // predictions.shape[1])
+    width = 16 << 20  # of one long row
+    for first in range(0, predictions.shape[0], rows):
+        for left in range(0, predictions.shape[1], width):
+            p = predictions[first:first + rows, left:left + width].double()
+            t = targets[first:first + rows, left:left + width].double()
+            if form == "probs_probs":
+                ratio = torch.where((t > p / 2) & (t < 2 * p), torch.log1p((t - p) / p), torch.log(t / p))
+                total += (t * ratio).sum().item()
+            elif form == "log_probs_probs":
+                total += (t * (t.log() - p)).sum().item()
+            elif form == "log_probs_log_probs":
+                total += (t.exp() * (t - p)).sum().item()
+            else:
+                total += (t.exp() * (t - p.log())).sum().item()
+    return total / predictions.shape[0]
+
+
+def gradient_error(form, predictions, targets, gradient):
+    """||g - exact|| / ||exact|| for the gradient to the predictions."""
+    off = size = 0.0
+    rows = max(1, (16 << 20) // predictions.shape[1])
+    width = 16 << 20
+    for first in range(0, predictions.shape[0], rows):
+        for left in range(0, predictions.shape[1], width):
+            cut = (slice(first, first + rows), slice(left, left + width))
+            t = targets[cut].double()
+            t = t.exp() if form.endswith("log_probs") and form != "log_probs_probs" else t
+            exact = -t if form.startswith("log_probs") else -t / predictions[cut].double()
+            exact /= predictions.shape[0]
+            off += (gradient[cut].double() - exact).square().sum().item()
+            size += exact.square().sum().item()
+    return (off / size) ** 0.5
+
+
+# ---- rivals ----------------------------------------------------------------------------------------------------------
+
+def torch_loss(form, cast):
+    log_p = form.startswith("log_probs")
+    log_t = form in ("probs_log_probs", "log_probs_log_probs")
+
+    def loss(p, t):
+        if cast:
+            p, t = p.float(), t.float()
+        return F.kl_div(p if log_p else p.log(), t, reduction="batchmean", log_target=log_t)
+    return loss
+
+
+class Rival:
+    """PyTorch's way: a loss function, its backward pass to the predictions if asked for."""
+
+    def __init__(self, loss, predictions, targets, backward):
+        self.loss, self.targets, self.backward = loss, targets, backward
+        self.predictions = predictions.detach().requires_grad_(backward)
+
+    def __call__(self):
+        if not self.backward:
+            with torch.no_grad():
+                return self.loss(self.predictions, self.targets)
+        value = self.loss(self.predictions, self.targets)
+        return value, torch.autograd.grad(value, self.predictions)[0]
+
+    def outcome(self):
+        result = self()
+        return result if self.backward else (result, None)
+
+
+def peak_growth(run):
+    """Bytes that a run needs beyond what is there before it, its results included."""
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    result = run()
+    torch.cuda.synchronize()
+    peak = torch.cuda.max_memory_allocated() - before
+    del result
+    return peak
+
+
+# ---- timing ----------------------------------------------------------------------------------------------------------
+
+class Flush:
+    def __init__(self):
+        self.memory = torch.empty(FLUSH_BYTES // 4, dtype=torch.int32, device="cuda")
+
+    def __call__(self):
+        self.memory.fill_(1)
+
+
+def events():
+    return torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+
+
+def time_cold(runs, flush, rounds):
+    """Milliseconds of each run, a list a name; all take turns."""
+    for run in runs.values():
+        for _ in range(3):
+            run()
+    torch.cuda.synchronize()
+    samples = {name: [] for name in runs}
+    for _ in range(rounds):
+        pairs = {}
+        for name, run in runs.items():
+            begin, end = pairs[name] = events()
+            flush()
+            begin.record()
+            result = run()
+            end.record()
+            del result
+        torch.cuda.synchronize()
+        for name, (begin, end) in pairs.items():
+            samples[name].append(begin.elapsed_time(end))
+    return samples
+
+
+def graph_of(run, calls):
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            run()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        for _ in range(calls):
+            run()
+    return graph
+
+
+def time_small(runs, rounds):
+    """Milliseconds of one call inside a graph of many, and of one call launched from Python; warm cache."""
+    graphs, refused = {}, {}
+    for name, run in runs.items():
+        for _ in range(3):
+            run()
+        torch.cuda.synchronize()
+        try:
+            graphs[name] = graph_of(run, GRAPH_CALLS)
+        except RuntimeError as error:
+            refused[name] = str(error).splitlines()[0]
+    replay = time_cold({name: graph.replay for name, graph in graphs.items()}, lambda: None, rounds)
+    samples = {name: [ms / GRAPH_CALLS for ms in values] for name, values in replay.items()}
+
+    def many(run):
+        def loop():
+            for _ in range(GRAPH_CALLS):
+                run()
+        return loop
+    launched = time_cold({name: many(run) for name, run in runs.items()}, lambda: None, max(5, rounds // 4))
+    launches = {name: statistics.median(values) / GRAPH_CALLS for name, values in launched.items()}
+    return samples, launches, refused
+
+
+def summary(values):
+    ordered = sorted(values)
+
+    def quantile(q):
+        place = q * (len(ordered) - 1)
+        below = int(place)
+        above = min(below + 1, len(ordered) - 1)
+        return ordered[below] + (place - below) * (ordered[above] - ordered[below])
+    return {"ms": round(quantile(0.5), 6), "ms_q20": round(quantile(0.2), 6), "ms_q80": round(quantile(0.8), 6)}
+
+
+# ---- rows ------------------------------------------------------------------------------------------------------------
+
+class Bench:
+    def __init__(self, arguments):
+        self.arguments = arguments
+        self.library = Library(os.path.join(ROOT, arguments.build, "libonepass.so"))
+        self.probe = ReadProbe(os.path.join(ROOT, arguments.build, "cuda", "probe.fatbin"))
+        self.flush = Flush()
+        self.rounds = 10 if arguments.quick else ROUNDS
+        self.rows = []
+
+    def row(self, name, form, inputs, backward, small=False):
+        if self.arguments.only and not re.search(self.arguments.only, name):
+            return
+        begun = time.time()
+        both, predictions, targets = inputs
+        exact = exact_value(form, predictions, targets)
+        half = predictions.dtype in (torch.bfloat16, torch.float16)
+
+        def error_of(value):
+            return abs(value.double().item() - exact) / abs(exact)
+
+        ours = KlCall(self.library, form, predictions, targets, backward)
+        row = {"id": name, "form": form, "shape": list(predictions.shape),
+               "dtype": str(predictions.dtype).replace("torch.", ""), "value": exact}
+        row["error"] = error_of(ours())
+        row["workspace_bytes"] = ours.workspace_bytes
+        row["extra_bytes"] = ours.workspace_bytes
+        if backward:
+            row["grad_error"] = gradient_error(form, predictions, targets, ours.gradient)
+            row["extra_bytes"] += ours.gradient.numel() * ours.gradient.element_size()
+        runs = {"ours": ours}
+        if backward:
+            gradient = ours.gradient
+            runs["floor"] = lambda: torch.add(predictions, targets, out=gradient)
+        else:
+            runs["floor"] = self.probe.over(both)
+
+        rivals = {"eager": Rival(torch_loss(form, False), predictions, targets, backward)}
+        if self.arguments.compile:
+            torch._dynamo.reset()
+            compiled = torch.compile(torch_loss(form, half), dynamic=False)
+            rivals["compile"] = Rival(compiled, predictions, targets, backward)
+        row["rivals"] = {}
+        for rival_name, rival in list(rivals.items()):
+            try:
+                rival()  # compiles
+                value, gradient_made = rival.outcome()
+                row["rivals"][rival_name] = {"error": error_of(value.detach())}
+                if backward:
+                    row["rivals"][rival_name]["grad_error"] = gradient_error(form, predictions, targets, gradient_made)
+                del value, gradient_made
+                row["rivals"][rival_name]["extra_bytes"] = peak_growth(rival)
+                runs[rival_name] = rival
+            except Exception as failure:  # a rival that cannot do it is reported, not fatal
+                row["rivals"][rival_name] = {"failed": str(failure).splitlines()[0][:200]}
+                torch.cuda.empty_cache()
+        if half and "compile" in row["rivals"]:
+            row["rivals"]["compile"]["note"] = "inputs cast to float32 inside the compiled function"
+
+        time.sleep(0.3)  # an idle moment: clocks recover
+        if small:
+            samples, launches, refused = time_small(runs, self.rounds)
+            row["protocol"] = "graph of %d calls, warm cache" % GRAPH_CALLS
+        else:
+            samples, launches, refused = time_cold(runs, self.flush, self.rounds), {}, {}
+            row["protocol"] = "cold cache"
+        row["rounds"] = self.rounds
+        row.update(summary(samples["ours"]))
+        row["floor_ms"] = summary(samples["floor"])["ms"]
+        row["share_of_floor"] = round(row["floor_ms"] / row["ms"], 4)
+        if "ours" in launches:
+            row["launch_ms"] = round(launches["ours"], 6)
+        for rival_name in row["rivals"]:
+            if rival_name in samples:
+                row["rivals"][rival_name].update(summary(samples[rival_name]))
+            if rival_name in launches:
+                row["rivals"][rival_name]["launch_ms"] = round(launches[rival_name], 6)
+            if rival_name in refused:
+                row["rivals"][rival_name]["graph"] = refused[rival_name][:200]
+        self.rows.append(row)
+        print("%-42s %8.4f ms (%.4f-%.4f)  floor %.4f  error %.1e  %s  [%.0f s]" % (
+            name, row["ms"], row["ms_q20"], row["ms_q80"], row["floor_ms"], row["error"],
+            "  ".join("%s %s %s" % (key, "%.4f" % rival["ms"] if "ms" in rival else "-",
+                                    "%.1e" % rival["error"] if "error" in rival else rival.get("failed", "?"))
+                      for key, rival in row["rivals"].items()), time.time() - begun), flush=True)
+        ours.close()
+        del ours, runs, rivals, both, predictions, targets, inputs
+        gc.collect()
+        torch.cuda.empty_cache()
+
+    def both_ways(self, name, form, make, small=False, backward=True):
+        inputs = make()
+        self.row(name + "_forward", form, inputs, False, small)
+        if backward:
+            self.row(name + "_forward_backward", form, inputs, True, small)
+        del inputs
+        torch.cuda.empty_cache()
+
+    def all(self):
+        n = 2048 if self.arguments.quick else 16384
+        f32 = torch.float32
+
+        def founding(form, rows, columns, dtype, shift=0):
+            return lambda: founding_inputs(form, rows, columns, dtype, shift)
+        self.both_ways("p1", "probs_probs", founding("probs_probs", n, n, f32))
+        self.both_ways("p1_bf16", "probs_probs", founding("probs_probs", n, n, torch.bfloat16))
+        self.both_ways("p1_f16", "probs_probs", founding("probs_probs", n, n, torch.float16), backward=False)
+        self.both_ways("p1_f64", "probs_probs", founding("probs_probs", n, n, torch.float64))
+        for form in ("log_probs_probs", "log_probs_log_probs"):
+            self.both_ways("kl_" + form, form, founding(form, n, n, f32))
+        for rows, columns in ((1, 1000), (128, 1000), (4096, 1024)):
+            self.both_ways("kl_%dx%d" % (rows, columns), "probs_probs", founding("probs_probs", rows, columns, f32),
+                           small=True)
+        self.both_ways("kl_16384x16381", "probs_probs", founding("probs_probs", n, n - 3, f32))
+        self.both_ways("kl_1x300000000", "probs_probs",
+                       founding("probs_probs", 1, 3000000 if self.arguments.quick else 300000000, f32))
+        self.both_ways("kl_misaligned", "probs_probs", founding("probs_probs", n, n, f32, 1))
+        for name, difference in (("6e-3", 0.386), ("8e-5", 0.0435), ("8e-7", 0.0044)):
+            inputs = close_inputs(n, n, difference)
+            self.row("kl_small_" + name, "probs_probs", inputs, False)
+            del inputs
+
+
+# ---- the tests that ran before ---------------------------------------------------------------------------------------
+
+def read_logs(directory):
+    """Counts of checks from the logs of ./dev gpu, and what each program came to."""
+    counts = {"passed": 0, "failed": 0, "skipped": 0}
+    programs = {}
+    for name in sorted(os.listdir(directory)) if os.path.isdir(directory) else []:
+        if not name.endswith(".log"):
+            continue
+        with open(os.path.join(directory, name), encoding="utf-8", errors="replace") as file:
+            text = file.read()
+        with open(os.path.join(directory, name[:-4] + ".status"), encoding="utf-8") as file:
+            status = int(file.read())
+        checks = re.search(r"(\d+) checks, (\d+) failed", text)
+        errors = re.search(r"ERROR SUMMARY: (\d+) error|RACECHECK SUMMARY: (\d+) hazard", text)
+        sanitizer = name[:-4] in ("memcheck", "initcheck", "racecheck", "synccheck")
+        passed = int(checks.group(1)) - int(checks.group(2)) if checks else 0
+        failed = int(checks.group(2)) if checks else 0
+        if sanitizer:  # one check of its own: the same tests have been counted already
+            passed, failed = (1, 0) if status == 0 and errors else (0, 1)
+        elif status != 0 and failed == 0:
+            failed = 1  # it ended before it could count
+        counts["passed"] += passed
+        counts["failed"] += failed
+        counts["skipped"] += len(re.findall(r"left out", text))
+        programs[name[:-4]] = {"status": status, "passed": passed, "failed": failed,
+                               "last": text.strip().splitlines()[-1] if text.strip() else ""}
+    return counts, programs
+
+
+def query(fields):
+    """What nvidia-smi says, or None."""
+    try:
+        done = subprocess.run(["nvidia-smi", "--query-gpu=" + ",".join(fields), "--format=csv,noheader,nounits", "-i", "0"],
+                              stdout=subprocess.PIPE, universal_newlines=True, check=True)
+        return dict(zip(fields, [word.strip() for word in done.stdout.strip().split(",")]))
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def short_name(device):
+    """"NVIDIA H200" -> "h200"; "NVIDIA A100-SXM4-80GB" -> "a100"."""
+    words = re.sub(r"(?i)nvidia|geforce|tesla", "", device).strip().split()
+    return re.sub(r"[^a-z0-9]", "", words[0].split("-")[0].lower()) if words else "gpu"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--build", default="build", help="the build directory")
+    parser.add_argument("--logs", default="build/gpu", help="logs of the tests that ran")
+    parser.add_argument("--out", default="", help="the result file; default bench/results/<gpu>.json")
+    parser.add_argument("--only", default="", help="rows whose id matches; then nothing is written unless --out is given")
+    parser.add_argument("--quick", action="store_true", help="small shapes, few rounds; writes only with --out")
+    parser.add_argument("--no-compile", dest="compile", action="store_false", help="leave torch.compile out")
+    arguments = parser.parse_args()
+    if not torch.cuda.is_available():
+        sys.exit("gpu_bench.py: PyTorch finds no GPU")
+    begun = time.time()
+    device = torch.cuda.get_device_name(0)
+    tests, programs = read_logs(os.path.join(ROOT, arguments.logs))
+    bench = Bench(arguments)
+    bench.all()
+    smi = query(["driver_version", "clocks.sm", "clocks.max.sm", "clocks.mem", "power.limit"]) or {}
+    result = {
+        "schema": 1,
+        "device": device,
+        "driver": smi.get("driver_version", "unknown"),
+        "clock": {"sm_mhz": smi.get("clocks.sm"), "sm_max_mhz": smi.get("clocks.max.sm"),
+                  "memory_mhz": smi.get("clocks.mem"), "power_limit_w": smi.get("power.limit")},
+        "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d"),
+        "digest": evidence.digest(),
+        "torch": torch.__version__,
+        "protocol": "256 MB written before each run, CUDA events, median and quantiles 0.2 and 0.8, contestants in turn",
+        "tests": tests,
+        "programs": programs,
+        "rows": bench.rows,
+    }
+    path = arguments.out
+    if not path and not arguments.quick and not arguments.only:
+        path = os.path.join(ROOT, "bench", "results", short_name(device) + ".json")
+    if path:
+        os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
+        with open(path, "w", encoding="utf-8") as file:
+            json.dump(result, file, indent=1)
+            file.write("\n")
+        print("wrote %s, %d rows, %.0f s" % (path, len(bench.rows), time.time() - begun))
+    return 1 if tests["failed"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,89 @@
+/*
+ * What the host hands to the KL kernels: one plain structure a kernel, the same to the C compiler and to nvcc (or
+ * NVRTC, which has no <stdint.h>: hence long long). Addresses are device addresses, strides are in bytes.
+ */
+#ifndef ONEP_KL_ARGS_H
+#define ONEP_KL_ARGS_H
+
+/* The values of onep_type, for code that cannot include types.h; kl_cuda.c asserts that they agree. */
+enum { ONEP_CUDA_F16, ONEP_CUDA_BF16, ONEP_CUDA_F32, ONEP_CUDA_F64 };
+
+/* What is to be made, as bits. */
+enum {
+    ONEP_CUDA_SUM = 1,   /* one value from all elements, or one a row */
+    ONEP_CUDA_VALUE = 2, /* one value an element */
+    ONEP_CUDA_GRAD_PREDICTIONS = 4,
+    ONEP_CUDA_GRAD_TARGETS = 8,
+};
+
+/* Threads of a block, and elements of a chunk: partial sums, and so the bits of the result, depend on these alone. */
+enum { ONEP_CUDA_THREADS = 512, ONEP_CUDA_CHUNK_BYTES = 32768, ONEP_CUDA_CHUNK_LIMIT = 8192 };
+
+/* Elements of a chunk for elements of `size` bytes: 32 KiB of each input, at most 8192. */
+#define ONEP_CUDA_CHUNK(size)                                                                                          \
+    (ONEP_CUDA_CHUNK_BYTES / (size) < ONEP_CUDA_CHUNK_LIMIT ? ONEP_CUDA_CHUNK_BYTES / (size) : ONEP_CUDA_CHUNK_LIMIT)
+
+/* Common to both shapes of kernel. */
+typedef struct onep_kl_common {
+    double value_scale;       /* of the sum: 1 / divisor */
+    double grad_scale;        /* of the gradients, before the upstream gradient: 1 / divisor */
+    double *partial;          /* workspace: one sum a chunk, or a tile, or a strip */
+    unsigned *ticket;         /* counts the blocks that are done; 0 before and after */
+    const void *upstream_one; /* the upstream gradient of a value of one element; NULL: 1 */
+    float *made_for;          /* see onepass_kl_options.grad_made_for; NULL: none */
+    void *value;              /* the one value; NULL: not asked for */
+    int upstream_one_type, value_type;
+    int outputs, finite;
+} onep_kl_common;
+
+/* All elements of each tensor one after the other. */
+typedef struct onep_kl_flat_args {
+    onep_kl_common common;
+    long long count, chunks;
+    const void *predictions, *targets;
+    const void *upstream; /* one an element, of the computed type; NULL: none */
+    void *value;          /* one an element, of the computed type */
+    void *grad_predictions, *grad_targets;
+} onep_kl_flat_args;
+
+enum { ONEP_CUDA_MAX_RANK = 32 };
+
+typedef struct onep_kl_strided {
+    char *data; /* NULL: absent */
+    long long col_stride;
+    long long row_stride[ONEP_CUDA_MAX_RANK];
+    int type;
+} onep_kl_strided;
+
+/* Rows by columns with any strides; what there is one of a row has col_stride 0. */
+typedef struct onep_kl_rows_args {
+    onep_kl_common common;
+    long long rows, columns;
+    long long strip;  /* columns of a strip, the work of one warp */
+    long long strips; /* of all rows */
+    long long tiles;  /* groups of tile_strips consecutive strips, the work of one block */
+    long long tile_strips;
+    long long parts; /* strips of a row */
+    int rank;
+    int per_row; /* one value a row */
+    int aligned; /* lines only: every row of every operand begins at a multiple of 16 bytes */
+    long long extent[ONEP_CUDA_MAX_RANK];
+    onep_kl_strided predictions, targets, value, grad_predictions, grad_targets, upstream, weights, mask;
+} onep_kl_rows_args;
+
+/* Threads of a block of the rows kernels. The rest bounds how much workspace partial sums take. */
+enum {
+    ONEP_CUDA_ROWS_THREADS = 256,
+    ONEP_CUDA_MAX_TILES = 8192,
+    ONEP_CUDA_STRIP = 1024,       /* columns of a strip, or more to have at most: */
+    ONEP_CUDA_MAX_STRIPS = 65536, /* strips, where each has a partial sum of its own */
+};
+
+/* A pure read of memory, for benchmarks: what no kernel can beat. */
+typedef struct onep_read_args {
+    const void *data;
+    unsigned long long bytes; /* a multiple of 16 */
+    void *sink;               /* 4 bytes, written only if the data's words add up to one certain number */
+} onep_read_args;
+
+#endif

@@ -1,0 +1,135 @@
+/*
+ * KL divergence over tensors whose elements lie one after the other: each input is read once with 16-byte loads, each
+ * result written once; nothing else is stored but one double a chunk. The value alone runs on a persistent grid; with
+ * element-wise results each block does one chunk. Bytes moved an element: the two inputs and what is asked for.
+ */
+#ifndef ONEP_KL_FLAT_CUH
+#define ONEP_KL_FLAT_CUH
+
+#include "kl_line.cuh"
+#include "reduce.cuh"
+
+template <class T> __device__ __forceinline__ kl_line<T> flat_line(const onep_kl_flat_args &a)
+{
+    typedef typename element<T>::real R;
+    kl_line<T> line;
+    line.predictions = static_cast<const T *>(a.predictions);
+    line.targets = static_cast<const T *>(a.targets);
+    line.upstream = static_cast<const R *>(a.upstream);
+    line.value = static_cast<R *>(a.value);
+    line.grad_predictions = static_cast<T *>(a.grad_predictions);
+    line.grad_targets = static_cast<T *>(a.grad_targets);
+    line.value_scale = 1;
+    line.grad_scale = (R)(upstream_of(a.common) * a.common.grad_scale);
+    line.outputs = a.common.outputs;
+    line.finite = a.common.finite;
+    return line;
+}
+
+/*
+ * A thread's packs of the chunk that begins at its element `at`. FULL: the chunk lies within the tensor, and all loads
+ * are issued before the first is used, 128 bytes a thread. Returns which packs were left, as bits.
+ */
+template <class T, int FORM, int OUTPUTS, bool ALIGNED, bool FULL>
+__device__ __forceinline__ unsigned flat_packs(const kl_line<T> &line, long long at, long long count,
+                                               kl_sums<typename element<T>::real> &sums)
+{
+    const int lanes = element<T>::lanes;
+    const int stride = ONEP_CUDA_THREADS * lanes;
+    const int steps = ONEP_CUDA_CHUNK(sizeof(T)) / stride;
+    unsigned left = 0;
+    if (FULL) {
+        pack<T> p[steps];
+        pack<T> t[steps];
+#pragma unroll
+        for (int i = 0; i < steps; i++)
+            p[i] = load_elements(line.predictions + at + i * stride, ALIGNED);
+#pragma unroll
+        for (int i = 0; i < steps; i++)
+            t[i] = load_elements(line.targets + at + i * stride, ALIGNED);
+#pragma unroll
+        for (int i = 0; i < steps; i++)
+            if (!line_pack<T, FORM, OUTPUTS, false>(line, p[i], t[i], at + i * stride, ALIGNED, sums))
+                left |= 1u << i;
+    } else {
+#pragma unroll 1
+        for (int i = 0; i < steps; i++) {
+            long long here = at + i * stride;
+            if (here + lanes > count)
+                left |= here < count ? 1u << i : 0;
+            else if (!line_pack<T, FORM, OUTPUTS, false>(line, load_elements(line.predictions + here, ALIGNED),
+                                                         load_elements(line.targets + here, ALIGNED), here, ALIGNED,
+                                                         sums))
+                left |= 1u << i;
+        }
+    }
+    return left;
+}
+
+template <class T, int FORM, int OUTPUTS, bool ALIGNED> __device__ __forceinline__ void kl_flat(const onep_kl_flat_args &a)
+{
+    typedef typename element<T>::real R;
+    const int lanes = element<T>::lanes;
+    const int chunk = ONEP_CUDA_CHUNK(sizeof(T));
+    static_assert(chunk % (ONEP_CUDA_THREADS * lanes) == 0, "a chunk is a whole number of packs for every thread");
+    __shared__ double room[2][ONEP_CUDA_THREADS / 32];
+
+    if (a.common.made_for && (float)upstream_of(a.common) == *a.common.made_for)
+        return; /* the gradients in memory are the ones asked for: no block gets further */
+    const kl_line<T> line = flat_line<T>(a);
+    const int outputs = OUTPUTS ? OUTPUTS : a.common.outputs;
+    int turn = 0;
+    for (long long c = blockIdx.x; c < a.chunks; c += gridDim.x, turn ^= 1) {
+        kl_sums<R> sums;
+        sums.clear();
+        long long at = c * chunk + threadIdx.x * lanes;
+        unsigned left = (c + 1) * chunk <= a.count
+                            ? flat_packs<T, FORM, OUTPUTS, ALIGNED, true>(line, at, a.count, sums)
+                            : flat_packs<T, FORM, OUTPUTS, ALIGNED, false>(line, at, a.count, sums);
+#pragma unroll 1
+        for (; left != 0; left >>= 1, at += ONEP_CUDA_THREADS * lanes)
+            if (left & 1)
+                line_left<T, FORM, OUTPUTS>(line, at, a.count, ALIGNED, sums);
+        if (outputs & ONEP_CUDA_SUM) {
+            double sum = block_sum<ONEP_CUDA_THREADS>(sums.total(), room[turn]);
+            if (threadIdx.x == 0)
+                a.common.partial[c] = sum;
+        }
+    }
+    if (!(outputs & ONEP_CUDA_SUM) && !a.common.made_for)
+        return;
+    if (!last_block(a.common.ticket))
+        return;
+    if (outputs & ONEP_CUDA_SUM) {
+        double sum = sum_partials<ONEP_CUDA_THREADS>(a.common.partial, a.chunks, room[turn]);
+        if (threadIdx.x == 0)
+            store_any<double>(a.common.value_type, a.common.value, sum * a.common.value_scale);
+    }
+    if (threadIdx.x == 0 && a.common.made_for)
+        *a.common.made_for = (float)upstream_of(a.common);
+}
+
+/* `blocks`: how many a multiprocessor holds. The kernels of one element type and form: the value, value and gradient to the predictions, anything, any address. */
+#define ONEP_KL_FLAT(T, form, blocks)                                                                                          \
+    extern "C" __global__ void __launch_bounds__(ONEP_CUDA_THREADS, blocks)                                            \
+        onep_kl_flat_##T##_##form##_sum(const onep_kl_flat_args a)                                                     \
+    {                                                                                                                  \
+        kl_flat<T, form, ONEP_CUDA_SUM, true>(a);                                                                      \
+    }                                                                                                                  \
+    extern "C" __global__ void __launch_bounds__(ONEP_CUDA_THREADS, blocks)                                            \
+        onep_kl_flat_##T##_##form##_grad(const onep_kl_flat_args a)                                                    \
+    {                                                                                                                  \
+        kl_flat<T, form, ONEP_CUDA_SUM | ONEP_CUDA_GRAD_PREDICTIONS, true>(a);                                         \
+    }                                                                                                                  \
+    extern "C" __global__ void __launch_bounds__(ONEP_CUDA_THREADS, 1)                                                 \
+        onep_kl_flat_##T##_##form##_any(const onep_kl_flat_args a)                                                     \
+    {                                                                                                                  \
+        kl_flat<T, form, 0, true>(a);                                                                                  \
+    }                                                                                                                  \
+    extern "C" __global__ void __launch_bounds__(ONEP_CUDA_THREADS, 1)                                                 \
+        onep_kl_flat_##T##_##form##_loose(const onep_kl_flat_args a)                                                   \
+    {                                                                                                                  \
+        kl_flat<T, form, 0, false>(a);                                                                                 \
+    }
+
+#endif

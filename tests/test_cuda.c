@@ -1,0 +1,804 @@
+/*
+ * What only a GPU can get wrong: shapes around the kernels' chunks, every distance from an aligned address, the same
+ * bits in every run, beside other work and on any grid, graphs that are captured and replayed, more than 2^31 elements,
+ * the backward call that may find its work already done, memory and devices that are not the call's. The values
+ * themselves are the business of test_kl.c and test_kl_special.c, which run on the GPU too (cuda_harness.h).
+ *
+ * It is run by ./dev gpu, never by a machine without a GPU.
+ */
+#define _POSIX_C_SOURCE 200809L /* setenv */
+#include <inttypes.h>
+#include <math.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cuda_harness.h"
+
+enum { REDUCTIONS = ONEPASS_DIVISOR + 1 };
+
+static uint64_t streams = 1u << 20; /* of random numbers; not those of test_kl.c */
+
+static int run(kl_case *c)
+{
+    c->stream = ++streams;
+    return kl_case_check(c);
+}
+
+/* ---- shapes ------------------------------------------------------------------------------------------------------ */
+
+/* Every form, type, reduction and set of outputs, with rows that end inside a vector. */
+static void test_combinations(test_random *random)
+{
+    static const unsigned outputs[] = {
+        KL_BIT(KL_VALUE),
+        KL_BIT(KL_GRAD_PREDICTIONS),
+        KL_BIT(KL_VALUE) | KL_BIT(KL_GRAD_PREDICTIONS),
+        KL_BIT(KL_VALUE) | KL_BIT(KL_GRAD_PREDICTIONS) | KL_BIT(KL_GRAD_TARGETS),
+    };
+    for (int form = 0; form < ONEP_KL_FORMS; form++)
+        for (int type = 0; type < ONEP_FLOAT_TYPES; type++)
+            for (int reduction = 0; reduction < REDUCTIONS; reduction++)
+                for (int k = 0; k < 4; k++) {
+                    if (test_quick() && (form + type + reduction + k) % 4 != 0)
+                        continue;
+                    kl_case c = kl_case_plain((onep_kl_form)form, (onep_type)type, 5, k % 2 ? 1003 : 512);
+                    c.reduction = (onepass_reduction)reduction;
+                    c.divisor = reduction == ONEPASS_DIVISOR ? 3.5 : 0;
+                    c.semantics = (onepass_semantics)((form + k) % 2);
+                    c.data = (kl_data)test_random_below(random, KL_DATA_KINDS);
+                    c.present = outputs[k] | (unsigned)test_random_below(random, 8) << KL_WEIGHTS;
+                    if (k == 3)
+                        c.layout[KL_TARGETS] = (kl_layout)test_random_below(random, KL_LAYOUTS);
+                    run(&c);
+                }
+}
+
+/* Both sides of every chunk size a kernel might have, one row and many, few columns and many. */
+static void test_shapes(test_random *random)
+{
+    static const int64_t shapes[][2] = {
+        {1, 2047},  {1, 2048},    {1, 2049},   {1, 4095},   {1, 4097},    {1, 8191},   {1, 8192},
+        {1, 8193},  {2, 8192},    {3, 8195},   {1, 16383},  {1, 16384},   {1, 16385},  {7, 16384},
+        {1, 32768}, {5, 32769},   {8192, 1},   {8193, 1},   {16385, 3},   {4099, 17},  {256, 256},
+        {257, 255}, {1000, 1000}, {33, 65537}, {3, 999983}, {1, 2200001}, {70001, 31},
+    };
+    enum { SHAPES = sizeof shapes / sizeof shapes[0] };
+    for (int i = 0; i < SHAPES; i++) {
+        int64_t count = shapes[i][0] * shapes[i][1];
+        int kinds = count > 300000 ? 2 : test_quick() ? 1 : 6;
+        if (test_quick() && count > 20000)
+            continue;
+        for (int k = 0; k < kinds; k++) {
+            kl_case c = kl_case_plain((onep_kl_form)test_random_below(random, ONEP_KL_FORMS),
+                                      (onep_type)((i + k) % ONEP_FLOAT_TYPES), shapes[i][0], shapes[i][1]);
+            c.reduction = (onepass_reduction)test_random_below(random, REDUCTIONS - 1);
+            c.data = (kl_data)test_random_below(random, KL_DATA_KINDS);
+            if (k % 2)
+                c.present = KL_BIT(KL_VALUE);
+            else
+                c.present |= (unsigned)test_random_below(random, 8) << KL_WEIGHTS;
+            run(&c);
+        }
+    }
+}
+
+/* The harness turns bytes off the alignment into elements: 1 to 7 of them, for each tensor apart. */
+static void test_misaligned(test_random *random)
+{
+    static const int movable[] = {KL_PREDICTIONS, KL_TARGETS, KL_GRAD_PREDICTIONS, KL_GRAD_TARGETS};
+    for (int type = 0; type < ONEP_FLOAT_TYPES; type++)
+        for (int which = 0; which < 5; which++)
+            for (size_t shift = 1; shift < 8; shift += test_quick() ? 3 : 1) {
+                kl_case c = kl_case_plain((onep_kl_form)test_random_below(random, ONEP_KL_FORMS), (onep_type)type, 3,
+                                          test_quick() ? 2050 : 20011);
+                c.reduction = (onepass_reduction)test_random_below(random, REDUCTIONS - 1);
+                for (int k = 0; k < 4; k++) /* one of them, or all alike, then all the same vector path is open */
+                    if (which == k || which == 4)
+                        c.shift[movable[k]] = shift;
+                run(&c);
+            }
+}
+
+/* ---- problems that stay on the device ---------------------------------------------------------------------------- */
+
+/* A compact rows x columns problem with all its tensors on the device; `bytes` of each element-wise one. */
+typedef struct resident {
+    onep_kl_form form;
+    onep_type type;
+    int64_t shape[2];
+    size_t bytes;
+    char *predictions, *targets, *value, *grad_predictions, *grad_targets, *workspace;
+    size_t value_bytes, workspace_bytes;
+    onepass_reduction reduction;
+} resident;
+
+/* Probabilities or their logarithms, different for each seed. */
+static void make_inputs(const resident *r, uint64_t seed, char *predictions, char *targets)
+{
+    test_random random = test_random_stream(seed);
+    size_t size = onep_type_size(r->type);
+    for (int64_t i = 0; i < r->shape[0] * r->shape[1]; i++) {
+        double p = test_random_between(&random, 0.02, 1), t = test_random_between(&random, 0.02, 1);
+        onep_store(r->type, predictions + (size_t)i * size, ONEP_KL_LOG_PREDICTIONS(r->form) ? log(p) : p);
+        onep_store(r->type, targets + (size_t)i * size, ONEP_KL_LOG_TARGETS(r->form) ? log(t) : t);
+    }
+}
+
+static void load_inputs(const resident *r, uint64_t seed)
+{
+    char *predictions = malloc(r->bytes), *targets = malloc(r->bytes);
+    if (!predictions || !targets)
+        exit(2);
+    make_inputs(r, seed, predictions, targets);
+    cuda_upload(r->predictions, predictions, r->bytes);
+    cuda_upload(r->targets, targets, r->bytes);
+    free(predictions);
+    free(targets);
+}
+
+static void make_resident(resident *r, onepass_handle *handle)
+{
+    int64_t count = r->shape[0] * r->shape[1];
+    r->bytes = (size_t)count * onep_type_size(r->type);
+    int64_t values = r->reduction == ONEPASS_NONE ? count : r->reduction == ONEPASS_ROWS ? r->shape[0] : 1;
+    r->value_bytes = (size_t)values * onep_type_size(r->type);
+    r->predictions = cuda_claim(r->bytes);
+    r->targets = cuda_claim(r->bytes);
+    r->grad_predictions = cuda_claim(r->bytes);
+    r->grad_targets = cuda_claim(r->bytes);
+    r->value = cuda_claim(r->value_bytes);
+    onepass_tensor p = cuda_tensor(r->type, r->predictions, 2, r->shape);
+    onepass_kl_options options = {.size = sizeof options, .reduction = r->reduction};
+    if (!CHECK(cuda_workspace_size(handle, &p, &options, &r->workspace_bytes) == ONEPASS_OK, "%s",
+               onepass_last_error()))
+        exit(1);
+    r->workspace = r->workspace_bytes ? cuda_claim(r->workspace_bytes) : NULL;
+}
+
+static void free_resident(resident *r)
+{
+    cuda_release(r->predictions);
+    cuda_release(r->targets);
+    cuda_release(r->grad_predictions);
+    cuda_release(r->grad_targets);
+    cuda_release(r->value);
+    cuda_release(r->workspace);
+}
+
+/* Puts the call on the handle's stream. */
+static onepass_status call(resident *r, onepass_handle *handle, int gradients)
+{
+    onepass_tensor p = cuda_tensor(r->type, r->predictions, 2, r->shape);
+    onepass_tensor t = cuda_tensor(r->type, r->targets, 2, r->shape);
+    onepass_tensor gp = cuda_tensor(r->type, r->grad_predictions, 2, r->shape);
+    onepass_tensor gt = cuda_tensor(r->type, r->grad_targets, 2, r->shape);
+    int rank = r->reduction == ONEPASS_NONE ? 2 : r->reduction == ONEPASS_ROWS ? 1 : 0;
+    onepass_tensor v = cuda_tensor(r->type, r->value, rank, r->shape);
+    onepass_kl_options options = {.size = sizeof options,
+                                  .reduction = r->reduction,
+                                  .workspace = r->workspace,
+                                  .workspace_size = r->workspace_bytes};
+    return cuda_entry_of(r->form)(handle, &p, &t, &options, &v, gradients ? &gp : NULL, gradients ? &gt : NULL);
+}
+
+static size_t result_bytes(const resident *r, int gradients)
+{
+    return r->value_bytes + (gradients ? 2 * r->bytes : 0);
+}
+
+static void poison(const resident *r, int byte)
+{
+    const onep_driver *driver = cuda_driver();
+    MUST(driver->cuMemsetD8Async(cuda_address(r->value), (unsigned char)byte, r->value_bytes, NULL));
+    MUST(driver->cuMemsetD8Async(cuda_address(r->grad_predictions), (unsigned char)byte, r->bytes, NULL));
+    MUST(driver->cuMemsetD8Async(cuda_address(r->grad_targets), (unsigned char)byte, r->bytes, NULL));
+    if (r->workspace_bytes)
+        MUST(driver->cuMemsetD8Async(cuda_address(r->workspace), (unsigned char)byte, r->workspace_bytes, NULL));
+    MUST(driver->cuStreamSynchronize(NULL));
+}
+
+/* Waits for the stream alone, so that other streams go on. */
+static void fetch(const resident *r, onep_cu_stream *stream, int gradients, char *to)
+{
+    const onep_driver *driver = cuda_driver();
+    MUST(driver->cuStreamSynchronize(stream));
+    MUST(driver->cuMemcpyDtoH(to, cuda_address(r->value), r->value_bytes));
+    if (gradients) {
+        MUST(driver->cuMemcpyDtoH(to + r->value_bytes, cuda_address(r->grad_predictions), r->bytes));
+        MUST(driver->cuMemcpyDtoH(to + r->value_bytes + r->bytes, cuda_address(r->grad_targets), r->bytes));
+    }
+}
+
+/* ---- the same bits ----------------------------------------------------------------------------------------------- */
+
+/* Writes over 256 MB again and again, on a stream of its own. */
+typedef struct flood {
+    onep_cu_stream *stream;
+    char *memory;
+} flood;
+
+enum { FLOOD_WORDS = 64 << 20 };
+
+static void pour(const flood *f, int times)
+{
+    for (int i = 0; i < times; i++)
+        MUST(cuda_driver()->cuMemsetD32Async(cuda_address(f->memory), (unsigned)i, FLOOD_WORDS, f->stream));
+}
+
+/* Repeats one call and compares all it writes with `first`; fills `first` if it is empty. */
+static void repeat(resident *r, onepass_handle *handle, onep_cu_stream *stream, int gradients, int times, flood *beside,
+                   char **first)
+{
+    char *again = malloc(result_bytes(r, gradients));
+    for (int i = 0; i < times && again; i++) {
+        if (i % 50 == 0)
+            poison(r, i % 100 ? 0x55 : 0xff);
+        if (beside)
+            pour(beside, 2);
+        if (!CHECK(call(r, handle, gradients) == ONEPASS_OK, "%s", onepass_last_error()))
+            break;
+        fetch(r, stream, gradients, again);
+        if (!*first) {
+            *first = again;
+            again = malloc(result_bytes(r, gradients));
+        } else if (!CHECK(memcmp(*first, again, result_bytes(r, gradients)) == 0, "run %d differs from the first", i)) {
+            break;
+        }
+    }
+    free(again);
+    if (beside)
+        MUST(cuda_driver()->cuStreamSynchronize(beside->stream));
+    CHECK(cuda_tickets_are_zero(handle), "a ticket is not 0");
+}
+
+static void test_determinism(void)
+{
+    static const char *const grids[] = {"1", "7", "66", "132", "264", "1000"};
+    int quick = test_quick();
+    flood beside = {0};
+    if (!quick) {
+        beside.stream = cuda_stream();
+        beside.memory = cuda_claim((size_t)FLOOD_WORDS * 4);
+    }
+    for (int type = 0; type < ONEP_FLOAT_TYPES; type++)
+        for (int gradients = 0; gradients < 2; gradients++)
+            for (int reduction = 0; reduction < REDUCTIONS - 1; reduction++) {
+                onep_cu_stream *stream = cuda_stream();
+                onepass_handle *handle = cuda_handle(stream);
+                resident r = {.form = (onep_kl_form)((type + reduction) % ONEP_KL_FORMS),
+                              .type = (onep_type)type,
+                              .shape = {quick       ? 9
+                                        : gradients ? 203
+                                                    : 1001,
+                                        quick ? 301 : 3003},
+                              .reduction = (onepass_reduction)reduction};
+                make_resident(&r, handle);
+                load_inputs(&r, ++streams);
+                char *first = NULL;
+                test_context("%s, %s, %s, gradients %d, alone", kl_form_name(r.form), onep_type_name(r.type),
+                             kl_reduction_name(r.reduction), gradients);
+                repeat(&r, handle, stream, gradients, quick ? 2 : 200, NULL, &first);
+                if (!quick && (reduction == ONEPASS_BATCHMEAN || reduction == ONEPASS_ROWS)) {
+                    test_context("%s, %s, %s, gradients %d, beside a flood", kl_form_name(r.form),
+                                 onep_type_name(r.type), kl_reduction_name(r.reduction), gradients);
+                    repeat(&r, handle, stream, gradients, 200, &beside, &first);
+                }
+                onepass_destroy(handle);
+                for (size_t g = 0; g < sizeof grids / sizeof grids[0]; g++) {
+                    setenv("ONEPASS_CUDA_GRID", grids[g], 1);
+                    handle = cuda_handle(stream);
+                    test_context("%s, %s, %s, gradients %d, grid %s", kl_form_name(r.form), onep_type_name(r.type),
+                                 kl_reduction_name(r.reduction), gradients, grids[g]);
+                    repeat(&r, handle, stream, gradients, 2, NULL, &first);
+                    onepass_destroy(handle);
+                }
+                unsetenv("ONEPASS_CUDA_GRID");
+                free(first);
+                free_resident(&r);
+                MUST(cuda_driver()->cuStreamDestroy(stream));
+            }
+    if (!quick) {
+        cuda_release(beside.memory);
+        MUST(cuda_driver()->cuStreamDestroy(beside.stream));
+    }
+}
+
+/* Two threads, each with a handle, a stream and a problem of its own, get what each gets alone. */
+typedef struct worker {
+    onep_kl_form form;
+    onep_cu_context *context;
+    int differences, failures;
+} worker;
+
+static void *work(void *argument)
+{
+    worker *w = argument;
+    const onep_driver *driver = cuda_driver();
+    MUST(driver->cuCtxPushCurrent(w->context)); /* for this test's own calls; the library needs none */
+    onep_cu_stream *stream = cuda_stream();
+    onepass_handle *handle = cuda_handle(stream);
+    resident r = {.form = w->form, .type = ONEP_F32, .shape = {37, 2111}};
+    make_resident(&r, handle);
+    load_inputs(&r, 77 + (uint64_t)w->form);
+    size_t bytes = result_bytes(&r, 1);
+    char *first = malloc(bytes), *again = malloc(bytes);
+    for (int i = 0; i < (test_quick() ? 3 : 100) && first && again; i++) {
+        w->failures += call(&r, handle, 1) != ONEPASS_OK;
+        fetch(&r, stream, 1, i ? again : first);
+        w->differences += i && memcmp(first, again, bytes) != 0;
+    }
+    free(first);
+    free(again);
+    onepass_destroy(handle);
+    free_resident(&r);
+    MUST(driver->cuStreamDestroy(stream));
+    return NULL;
+}
+
+static void test_threads(void)
+{
+    worker workers[2] = {{.form = ONEP_KL_PROBS_PROBS}, {.form = ONEP_KL_LOG_PROBS_LOG_PROBS}};
+    pthread_t threads[2];
+    for (int i = 0; i < 2; i++) {
+        MUST(cuda_driver()->cuDevicePrimaryCtxRetain(&workers[i].context, 0));
+        if (pthread_create(&threads[i], NULL, work, &workers[i]) != 0)
+            exit(2);
+    }
+    for (int i = 0; i < 2; i++) {
+        pthread_join(threads[i], NULL);
+        test_context("thread %d of two", i);
+        CHECK(workers[i].failures == 0, "%d calls failed", workers[i].failures);
+        CHECK(workers[i].differences == 0, "%d results differ", workers[i].differences);
+    }
+}
+
+/* ---- graphs ------------------------------------------------------------------------------------------------------ */
+
+/* Captures one call; the mode makes every call that is not allowed in a capture an error. */
+static onep_cu_graph_exec *capture(resident *r, onepass_handle *handle, onep_cu_stream *stream, int gradients)
+{
+    const onep_driver *driver = cuda_driver();
+    onep_cu_graph *graph = NULL;
+    onep_cu_graph_exec *exec = NULL;
+    MUST(driver->cuStreamBeginCapture(stream, ONEP_CU_CAPTURE_GLOBAL));
+    onepass_status status = call(r, handle, gradients);
+    int error = driver->cuStreamEndCapture(stream, &graph);
+    CHECK(status == ONEPASS_OK, "%s", onepass_last_error());
+    CHECK(error == 0, "the capture was broken: error %d", error);
+    if (status != ONEPASS_OK || error != 0)
+        return NULL;
+    MUST(driver->cuGraphInstantiate(&exec, graph, NULL, NULL, 0));
+    MUST(driver->cuGraphDestroy(graph));
+    return exec;
+}
+
+/* Replays with new inputs each time; an eager call on the same inputs must give the same bits. */
+static void test_graphs(void)
+{
+    const onep_driver *driver = cuda_driver();
+    int replays = test_quick() ? 2 : 100;
+    for (int form = 0; form < ONEP_KL_FORMS; form++)
+        for (int gradients = 0; gradients < 2; gradients++) {
+            onep_cu_stream *stream = cuda_stream();
+            /* No call was made with this handle before the capture: nothing may be left to the first one. */
+            onepass_handle *handle = cuda_handle(stream), *eager = cuda_handle(stream);
+            resident r = {.form = (onep_kl_form)form,
+                          .type = (onep_type)((form + 2 * gradients) % ONEP_FLOAT_TYPES),
+                          .shape = {33, 4099},
+                          .reduction = (onepass_reduction)((form + gradients) % ONEPASS_DIVISOR)};
+            make_resident(&r, handle);
+            test_context("graph of %s, %s, %s, gradients %d", kl_form_name(r.form), onep_type_name(r.type),
+                         kl_reduction_name(r.reduction), gradients);
+            onep_cu_graph_exec *exec = capture(&r, handle, stream, gradients);
+            size_t bytes = result_bytes(&r, gradients);
+            char *replayed = malloc(bytes), *expected = malloc(bytes);
+            for (int i = 0; exec && replayed && expected && i < replays; i++) {
+                load_inputs(&r, ++streams);
+                poison(&r, 0xff);
+                MUST(driver->cuGraphLaunch(exec, stream));
+                fetch(&r, stream, gradients, replayed);
+                poison(&r, 0x55);
+                CHECK(call(&r, eager, gradients) == ONEPASS_OK, "%s", onepass_last_error());
+                fetch(&r, stream, gradients, expected);
+                CHECK(memcmp(replayed, expected, bytes) == 0, "replay %d differs from the eager call", i);
+            }
+            free(replayed);
+            free(expected);
+            if (exec)
+                MUST(driver->cuGraphExecDestroy(exec));
+            CHECK(cuda_tickets_are_zero(handle), "a ticket is not 0");
+            onepass_destroy(handle);
+            onepass_destroy(eager);
+            free_resident(&r);
+            MUST(driver->cuStreamDestroy(stream));
+        }
+}
+
+/* Graphs of two handles at the same time: their tickets and workspaces are their own. */
+static void test_two_graphs(void)
+{
+    const onep_driver *driver = cuda_driver();
+    onep_cu_stream *stream[2];
+    onepass_handle *handle[2];
+    onep_cu_graph_exec *exec[2];
+    resident r[2];
+    char *first[2], *again[2];
+    test_context("two graphs at once");
+    for (int k = 0; k < 2; k++) {
+        stream[k] = cuda_stream();
+        handle[k] = cuda_handle(stream[k]);
+        r[k] = (resident){.form = ONEP_KL_PROBS_PROBS, .type = ONEP_F32, .shape = {64, 8193}};
+        make_resident(&r[k], handle[k]);
+        load_inputs(&r[k], ++streams);
+        first[k] = malloc(result_bytes(&r[k], 1));
+        again[k] = malloc(result_bytes(&r[k], 1));
+        if (!first[k] || !again[k])
+            exit(2);
+        CHECK(call(&r[k], handle[k], 1) == ONEPASS_OK, "%s", onepass_last_error());
+        fetch(&r[k], stream[k], 1, first[k]);
+        exec[k] = capture(&r[k], handle[k], stream[k], 1);
+    }
+    for (int i = 0; i < (test_quick() ? 2 : 50) && exec[0] && exec[1]; i++) {
+        for (int k = 0; k < 2; k++)
+            MUST(driver->cuGraphLaunch(exec[k], stream[k]));
+        for (int k = 0; k < 2; k++) {
+            fetch(&r[k], stream[k], 1, again[k]);
+            CHECK(memcmp(first[k], again[k], result_bytes(&r[k], 1)) == 0, "graph %d, replay %d differs", k, i);
+        }
+    }
+    for (int k = 0; k < 2; k++) {
+        if (exec[k])
+            MUST(driver->cuGraphExecDestroy(exec[k]));
+        onepass_destroy(handle[k]);
+        free_resident(&r[k]);
+        free(first[k]);
+        free(again[k]);
+        MUST(driver->cuStreamDestroy(stream[k]));
+    }
+}
+
+/* A handle made while this thread captures another stream leaves the capture whole. */
+static void test_create_in_capture(void)
+{
+    const onep_driver *driver = cuda_driver();
+    onep_cu_stream *stream = cuda_stream();
+    char *memory = cuda_claim(64);
+    onep_cu_graph *graph = NULL;
+    test_context("a handle made during a capture");
+    MUST(driver->cuStreamBeginCapture(stream, ONEP_CU_CAPTURE_GLOBAL));
+    onepass_destroy(cuda_handle(NULL));
+    int error = driver->cuMemsetD8Async(cuda_address(memory), 1, 64, stream);
+    CHECK(error == 0, "the captured stream no longer works: error %d", error);
+    error = driver->cuStreamEndCapture(stream, &graph);
+    CHECK(error == 0, "the capture was broken: error %d", error);
+    if (error == 0)
+        MUST(driver->cuGraphDestroy(graph));
+    cuda_release(memory);
+    MUST(driver->cuStreamDestroy(stream));
+}
+
+/* ---- gradients that may be there already ------------------------------------------------------------------------- */
+
+static void made_for_case(onep_type type, onep_kl_form form)
+{
+    enum { ROWS = 21, COLUMNS = 1031, COUNT = ROWS * COLUMNS };
+    onepass_handle *handle = cuda_handle(cuda_stream());
+    resident r = {.form = form, .type = type, .shape = {ROWS, COLUMNS}, .reduction = ONEPASS_SUM};
+    make_resident(&r, handle);
+    load_inputs(&r, ++streams);
+    size_t size = onep_type_size(type);
+    float *made_for = cuda_claim(sizeof(float));
+    char *upstream = cuda_claim(size);
+    char *before = malloc(2 * r.bytes), *after = malloc(2 * r.bytes);
+    if (!before || !after)
+        exit(2);
+
+    /* What is in memory was made for, what is asked for, and whether the gradients must stay as they are. */
+    static const struct {
+        double made, asked;
+        int kept;
+    } calls[] = {{1, 1, 1},  {1, 2.5, 0}, {2.5, 2.5, 1},       {2.5, -0.5, 0},           {-0.5, 1, 0},    {0, 0, 1},
+                 {-1, 0, 0}, {1, NAN, 0}, {(double)NAN, 1, 0}, {0x1p-130, 0x1p-130, -1}, {INFINITY, 1, 0}};
+    for (size_t i = 0; i < sizeof calls / sizeof calls[0]; i++) {
+        char asked[8];
+        onep_store(type, asked, calls[i].asked);
+        double asked_value = onep_load(type, asked);
+        float word = (float)calls[i].made;
+        int kept = calls[i].kept < 0 ? (float)asked_value == word : calls[i].kept;
+        cuda_upload(upstream, asked, size);
+        cuda_upload(made_for, &word, sizeof word);
+        poison(&r, 0x3b);
+        onepass_tensor p = cuda_tensor(type, r.predictions, 2, r.shape), t = cuda_tensor(type, r.targets, 2, r.shape);
+        onepass_tensor gp = cuda_tensor(type, r.grad_predictions, 2, r.shape);
+        onepass_tensor gt = cuda_tensor(type, r.grad_targets, 2, r.shape);
+        onepass_tensor up = cuda_tensor(type, upstream, 0, NULL), made = cuda_tensor(ONEP_F32, made_for, 0, NULL);
+        onepass_kl_options options = {.size = sizeof options,
+                                      .reduction = ONEPASS_SUM,
+                                      .grad_value = &up,
+                                      .grad_made_for = &made,
+                                      .workspace = r.workspace,
+                                      .workspace_size = r.workspace_bytes};
+        test_context("%s, %s, gradients made for %g, asked for %g", kl_form_name(form), onep_type_name(type),
+                     calls[i].made, calls[i].asked);
+        for (int again = 0; again < 2; again++) { /* the second call always finds its work done, NaN apart */
+            CHECK(cuda_entry_of(form)(handle, &p, &t, &options, NULL, &gp, &gt) == ONEPASS_OK, "%s",
+                  onepass_last_error());
+            cuda_download(&word, made_for, sizeof word);
+            CHECK(word == (float)asked_value || (isnan(word) && isnan(asked_value)), "the word is %g after call %d",
+                  (double)word, again);
+            cuda_download(again ? after : before, r.grad_predictions, r.bytes);
+            cuda_download((again ? after : before) + r.bytes, r.grad_targets, r.bytes);
+        }
+        CHECK(memcmp(before, after, 2 * r.bytes) == 0, "a second call changed the gradients");
+        size_t untouched = 0;
+        for (size_t at = 0; at < 2 * r.bytes; at++)
+            untouched += before[at] == 0x3b;
+        CHECK(kept ? untouched == 2 * r.bytes : untouched < r.bytes, "%zu of %zu bytes are as they were", untouched,
+              2 * r.bytes);
+        if (kept)
+            continue;
+        /* The same gradients, asked for without the word. */
+        options.grad_made_for = NULL;
+        poison(&r, 0x3b);
+        CHECK(cuda_entry_of(form)(handle, &p, &t, &options, NULL, &gp, &gt) == ONEPASS_OK, "%s", onepass_last_error());
+        cuda_download(after, r.grad_predictions, r.bytes);
+        cuda_download(after + r.bytes, r.grad_targets, r.bytes);
+        CHECK(memcmp(before, after, 2 * r.bytes) == 0, "the gradients differ from those made without the word");
+    }
+    free(before);
+    free(after);
+    cuda_release(made_for);
+    cuda_release(upstream);
+    CHECK(cuda_tickets_are_zero(handle), "a ticket is not 0");
+    onepass_destroy(handle);
+    free_resident(&r);
+}
+
+static void test_made_for(void)
+{
+    for (int type = 0; type < ONEP_FLOAT_TYPES; type++)
+        for (int form = 0; form < ONEP_KL_FORMS; form++)
+            if (!test_quick() || type == form)
+                made_for_case((onep_type)type, (onep_kl_form)form);
+}
+
+/* ---- more than 2^31 elements ------------------------------------------------------------------------------------- */
+
+/*
+ * Log-probabilities of 0 everywhere are worth nothing; a marked prediction of -1 is worth exactly 1. Every gradient to
+ * the predictions is -exp(0) = -1. One element that is lost, doubled or taken from a wrapped offset shows.
+ */
+static void large_case(onep_type type, int64_t rows, int64_t columns, onepass_reduction reduction)
+{
+    static const uint16_t minus_one[ONEP_FLOAT_TYPES] = {[ONEP_F16] = 0xbc00, [ONEP_BF16] = 0xbf80};
+    const onep_driver *driver = cuda_driver();
+    int64_t shape[] = {rows, columns}, count = rows * columns;
+    size_t bytes = (size_t)count * 2;
+    size_t available, total;
+    MUST(driver->cuMemGetInfo(&available, &total));
+    test_context("%" PRId64 " x %" PRId64 ", %s, %s", rows, columns, onep_type_name(type),
+                 kl_reduction_name(reduction));
+    if (available < 3 * bytes + ((size_t)1 << 30)) {
+        test_left_out("%" PRId64 " x %" PRId64 ": the device has %zu MiB left", rows, columns, available >> 20);
+        return;
+    }
+    uint16_t *p = cuda_claim(bytes), *t = cuda_claim(bytes), *g = cuda_claim(bytes);
+    double *value = cuda_claim((size_t)rows * sizeof(double));
+    onepass_handle *handle = cuda_handle(NULL);
+    MUST(driver->cuMemsetD8Async(cuda_address(p), 0, bytes, NULL));
+    MUST(driver->cuMemsetD8Async(cuda_address(t), 0, bytes, NULL));
+    MUST(driver->cuMemsetD8Async(cuda_address(g), 0x55, bytes, NULL));
+    int marks = 0;
+    double *expected = calloc((size_t)rows, sizeof *expected);
+    if (!expected)
+        exit(2);
+    int64_t last = -1;
+    for (int64_t power = 1; power <= 2 * count; power *= 2) /* before, at and after each power of two, and the end */
+        for (int64_t at = power - 1; at <= power + 1; at++) {
+            int64_t index = at < count ? at : count - 1;
+            if (index <= last)
+                continue;
+            cuda_upload(p + index, &minus_one[type], 2);
+            expected[reduction == ONEPASS_ROWS ? index / columns : 0]++;
+            last = index;
+            marks++;
+        }
+    onepass_tensor predictions = cuda_tensor(type, p, 2, shape), targets = cuda_tensor(type, t, 2, shape);
+    onepass_tensor gradient = cuda_tensor(type, g, 2, shape);
+    onepass_tensor result = cuda_tensor(ONEP_F64, value, reduction == ONEPASS_ROWS, shape);
+    onepass_kl_options options = {.size = sizeof options, .reduction = reduction};
+    CHECK(cuda_workspace_size(handle, &predictions, &options, &options.workspace_size) == ONEPASS_OK, "%s",
+          onepass_last_error());
+    options.workspace = options.workspace_size ? cuda_claim(options.workspace_size) : NULL;
+    CHECK(options.workspace_size < bytes / 100, "%zu bytes of workspace", options.workspace_size);
+    for (int with_gradient = 0; with_gradient < 2; with_gradient++) {
+        onepass_status status = cuda_entry_of(ONEP_KL_LOG_PROBS_LOG_PROBS)(
+            handle, &predictions, &targets, &options, &result, with_gradient ? &gradient : NULL, NULL);
+        CHECK(status == ONEPASS_OK, "%s", onepass_last_error());
+        double *got = malloc((size_t)rows * sizeof *got);
+        if (!got)
+            exit(2);
+        int64_t values = reduction == ONEPASS_ROWS ? rows : 1;
+        cuda_download(got, value, (size_t)values * sizeof *got);
+        int64_t wrong = 0;
+        for (int64_t i = 0; i < values; i++)
+            wrong += got[i] != expected[i];
+        CHECK(wrong == 0, "%" PRId64 " of %" PRId64 " values are wrong; the first is %.17g, expected %g", wrong, values,
+              got[0], expected[0]);
+        free(got);
+    }
+    enum { PIECE = 32 << 20 };
+    uint16_t *piece = malloc((size_t)PIECE * 2);
+    int64_t wrong = 0;
+    for (int64_t from = 0; piece && from < count; from += PIECE) {
+        int64_t length = count - from < PIECE ? count - from : PIECE;
+        cuda_download(piece, g + from, (size_t)length * 2);
+        for (int64_t i = 0; i < length; i++)
+            wrong += piece[i] != minus_one[type];
+    }
+    CHECK(piece && wrong == 0, "%" PRId64 " elements of the gradient are not -1", wrong);
+    printf("test_cuda: %" PRId64 " x %" PRId64 " %s, %d marks found\n", rows, columns, onep_type_name(type), marks);
+    free(piece);
+    free(expected);
+    onepass_destroy(handle);
+    cuda_release(p);
+    cuda_release(t);
+    cuda_release(g);
+    cuda_release(value);
+    cuda_release(options.workspace);
+}
+
+static void test_large(void)
+{
+    if (test_quick()) {
+        large_case(ONEP_F16, 3, 70001, ONEPASS_ROWS);
+        return;
+    }
+    large_case(ONEP_F16, 1, INT64_C(2147483648) + 12347, ONEPASS_SUM);
+    large_case(ONEP_BF16, 70003, 30689, ONEPASS_ROWS);
+}
+
+/* ---- refusals ---------------------------------------------------------------------------------------------------- */
+
+static void refuse(const char *what, onepass_status status, onepass_status expected, const char *part)
+{
+    test_context("%s", what);
+    CHECK(status == expected, "got %s: %s", onepass_status_name(status), onepass_last_error());
+    CHECK(strstr(onepass_last_error(), part) != NULL, "\"%s\" does not say \"%s\"", onepass_last_error(), part);
+}
+
+static void refuse_config(const char *what, onepass_config config, onepass_status expected, const char *part)
+{
+    onepass_handle *handle = NULL;
+    config.size = sizeof config;
+    config.device.type = ONEPASS_CUDA;
+    onepass_status status = onepass_create(&config, &handle);
+    refuse(what, status, expected, part);
+    CHECK(!handle, "there is a handle");
+    onepass_destroy(handle);
+}
+
+static void no_progress(void *context, double done)
+{
+    (void)context, (void)done;
+}
+
+static void test_configurations(void)
+{
+    refuse_config("a device that is not there", (onepass_config){.device = {0, 99}}, ONEPASS_NO_DEVICE, "cuda:99");
+    refuse_config("a negative device", (onepass_config){.device = {0, -1}}, ONEPASS_INVALID_ARGUMENT, "cuda:-1");
+    refuse_config("threads", (onepass_config){.threads = 2}, ONEPASS_INVALID_ARGUMENT, "config.threads: 2");
+    refuse_config("a level", (onepass_config){.isa = "avx2"}, ONEPASS_INVALID_ARGUMENT, "config.isa: \"avx2\"");
+    refuse_config("progress", (onepass_config){.progress = no_progress}, ONEPASS_INVALID_ARGUMENT, "config.progress");
+    onepass_handle *handle = cuda_handle(NULL);
+    test_context("a CUDA handle");
+    CHECK(strcmp(onepass_isa(handle), "cuda") == 0, "isa \"%s\"", onepass_isa(handle));
+    CHECK(onepass_threads(handle) == 0, "%d threads", (int)onepass_threads(handle));
+    CHECK(onep_cuda_multiprocessors(handle->cuda) > 0 && onep_cuda_capability(handle->cuda) >= 80 &&
+              onep_cuda_l2_bytes(handle->cuda) > 0,
+          "the device is not described");
+    CHECK(cuda_tickets_are_zero(handle), "new tickets are not 0");
+    onepass_destroy(handle);
+    size_t before, after, total;
+    for (int i = 0; i < 100; i++)
+        onepass_destroy(cuda_handle(NULL));
+    MUST(cuda_driver()->cuMemGetInfo(&before, &total));
+    for (int i = 0; i < 1000; i++)
+        onepass_destroy(cuda_handle(NULL));
+    MUST(cuda_driver()->cuMemGetInfo(&after, &total));
+    CHECK(after + (1u << 20) >= before, "a thousand handles kept %zu bytes", before - after);
+}
+
+static void test_refusals(void)
+{
+    test_configurations();
+    onepass_handle *handle = cuda_handle(NULL);
+    resident r = {.form = ONEP_KL_PROBS_PROBS, .type = ONEP_F32, .shape = {500, 4000}};
+    make_resident(&r, handle);
+    load_inputs(&r, ++streams);
+    float *host = calloc((size_t)(r.shape[0] * r.shape[1]), sizeof *host);
+    if (!host)
+        exit(2);
+    onepass_tensor p = cuda_tensor(ONEP_F32, r.predictions, 2, r.shape);
+    onepass_tensor t = cuda_tensor(ONEP_F32, r.targets, 2, r.shape);
+    onepass_tensor v = cuda_tensor(ONEP_F32, r.value, 0, NULL),
+                   g = cuda_tensor(ONEP_F32, r.grad_predictions, 2, r.shape);
+    onepass_tensor foreign = cuda_tensor(ONEP_F32, host, 2, r.shape),
+                   foreign_value = cuda_tensor(ONEP_F32, host, 0, NULL);
+    onepass_tensor on_cpu = kl_tensor(ONEP_F32, host, 2, r.shape);
+    onepass_tensor odd = cuda_tensor(ONEP_F32, r.targets + 2, 2, (int64_t[]){499, 4000});
+    onepass_tensor odd_p = cuda_tensor(ONEP_F32, r.predictions, 2, odd.shape);
+    onepass_tensor elsewhere = t;
+    elsewhere.device.id = 1;
+    onepass_kl_options good = {.size = sizeof good, .workspace = r.workspace, .workspace_size = r.workspace_bytes};
+    kl_entry *entry = cuda_entry_of(ONEP_KL_PROBS_PROBS);
+    poison(&r, 0x3b);
+
+    refuse("a host pointer", entry(handle, &p, &foreign, &good, &v, NULL, NULL), ONEPASS_INVALID_ARGUMENT, "targets");
+    refuse("a host value", entry(handle, &p, &t, &good, &foreign_value, NULL, NULL), ONEPASS_INVALID_ARGUMENT, "value");
+    refuse("a host gradient", entry(handle, &p, &t, &good, NULL, &foreign, NULL), ONEPASS_INVALID_ARGUMENT,
+           "grad_predictions");
+    refuse("a tensor of the CPU", entry(handle, &on_cpu, &t, &good, &v, NULL, NULL), ONEPASS_INVALID_ARGUMENT,
+           "predictions");
+    refuse("a tensor of another device", entry(handle, &p, &elsewhere, &good, &v, NULL, NULL), ONEPASS_INVALID_ARGUMENT,
+           "targets");
+    refuse("half an element off", entry(handle, &odd_p, &odd, &good, &v, NULL, NULL), ONEPASS_UNSUPPORTED, "targets");
+    if (r.workspace_bytes) {
+        onepass_kl_options bad = good;
+        bad.workspace_size = r.workspace_bytes - 1;
+        char needed[40];
+        snprintf(needed, sizeof needed, "needs %zu", r.workspace_bytes);
+        refuse("a workspace too small", entry(handle, &p, &t, &bad, &v, &g, NULL), ONEPASS_WORKSPACE, needed);
+        bad = good;
+        bad.workspace = NULL;
+        refuse("no workspace", entry(handle, &p, &t, &bad, &v, NULL, NULL), ONEPASS_WORKSPACE, needed);
+        bad.workspace = host;
+        bad.workspace = (char *)host + (256 - (uintptr_t)host % 256);
+        refuse("a host workspace", entry(handle, &p, &t, &bad, &v, NULL, NULL), ONEPASS_INVALID_ARGUMENT,
+               "options.workspace");
+        bad = good;
+        bad.workspace = r.grad_predictions + 128;
+        refuse("a workspace off its alignment", entry(handle, &p, &t, &bad, &v, NULL, NULL), ONEPASS_INVALID_ARGUMENT,
+               "multiple of 256");
+        bad.workspace = r.grad_predictions;
+        refuse("a workspace over a gradient", entry(handle, &p, &t, &bad, &v, &g, NULL), ONEPASS_INVALID_ARGUMENT,
+               "overlaps");
+    }
+    size_t bytes = result_bytes(&r, 1), changed = 0;
+    char *results = malloc(bytes);
+    if (!results)
+        exit(2);
+    fetch(&r, NULL, 1, results);
+    for (size_t i = 0; i < bytes; i++)
+        changed += results[i] != 0x3b;
+    test_context("after the refusals");
+    CHECK(changed == 0, "%zu bytes were written", changed);
+    CHECK(call(&r, handle, 1) == ONEPASS_OK, "%s", onepass_last_error());
+    fetch(&r, NULL, 1, results);
+    free(results);
+    free(host);
+    free_resident(&r);
+    onepass_destroy(handle);
+}
+
+int main(void)
+{
+    test_begin("test_cuda");
+    test_print_levels();
+    test_random random = test_random_stream(2);
+    test_refusals();
+    test_combinations(&random);
+    test_shapes(&random);
+    test_misaligned(&random);
+    test_made_for();
+    test_graphs();
+    test_two_graphs();
+    test_create_in_capture();
+    test_threads();
+    test_determinism();
+    test_large();
+    kl_print_worst();
+    return test_end();
+}
