@@ -3,11 +3,13 @@
 
 Protocol. For each row ours, PyTorch eager, torch.compile and the floor take turns, round after round, on the same
 inputs: 256 MB are written to empty the second-level cache, then one run is timed with CUDA events. The median of the
-rounds is reported with the quantiles 0.2 and 0.8. Small shapes, which a launch would drown, are timed as a CUDA graph of
-many calls, for everyone, with a warm cache; what a launch from Python costs is reported beside it.
+rounds is reported with the quantiles 0.2 and 0.8. Small shapes, which a launch would drown, are timed as a CUDA graph
+of many calls, for everyone, with a warm cache; what a launch from Python costs is reported beside it.
 
 floor_ms is a plain read of the same bytes (src/cuda/probe.cu), or torch.add of the same three tensors where a gradient
-is written. error is relative to float64 of the same inputs; grad_error is the gradient's, in the Frobenius norm.
+is written. error is relative to float64 of the same inputs, of a result stored in float32 (in float64 for float64
+inputs); error_before_rounding is that of the same result stored in float64; grad_error is the gradient's, in the
+Frobenius norm.
 extra_bytes is memory beyond the inputs at the peak, a gradient included.
 """
 import argparse
@@ -70,7 +72,7 @@ def founding_inputs(form, rows, columns, dtype, shift=0):
 
 
 def close_inputs(rows, columns, difference):
-    """Predictions whose logits differ from the targets' by up to `difference`: the divergence is about its square / 24."""
+    """Predictions whose logits differ from the targets' by up to `difference`; the divergence is its square / 24."""
     torch.manual_seed(2)
     both, predictions, targets = pair(rows, columns, torch.float32)
     step = max(1, (32 << 20) // columns)
@@ -170,11 +172,15 @@ def peak_growth(run):
 # ---- timing ----------------------------------------------------------------------------------------------------------
 
 class Flush:
+    """Fills more memory than the cache holds, often enough that the device is still busy when the timed work arrives:
+    otherwise the time between two events would hold the host's, too."""
+
     def __init__(self):
         self.memory = torch.empty(FLUSH_BYTES // 4, dtype=torch.int32, device="cuda")
 
     def __call__(self):
-        self.memory.fill_(1)
+        for _ in range(4):
+            self.memory.fill_(1)
 
 
 def events():
@@ -278,6 +284,9 @@ class Bench:
         row = {"id": name, "form": form, "shape": list(predictions.shape),
                "dtype": str(predictions.dtype).replace("torch.", ""), "value": exact}
         row["error"] = error_of(ours())
+        wide = KlCall(self.library, form, predictions, targets, False, torch.float64)
+        row["error_before_rounding"] = error_of(wide())
+        wide.close()
         row["workspace_bytes"] = ours.workspace_bytes
         row["extra_bytes"] = ours.workspace_bytes
         if backward:
@@ -292,7 +301,7 @@ class Bench:
 
         rivals = {"eager": Rival(torch_loss(form, False), predictions, targets, backward)}
         if self.arguments.compile:
-            torch._dynamo.reset()
+            torch.compiler.reset()
             compiled = torch.compile(torch_loss(form, half), dynamic=False)
             rivals["compile"] = Rival(compiled, predictions, targets, backward)
         row["rivals"] = {}
@@ -409,8 +418,8 @@ def read_logs(directory):
 def query(fields):
     """What nvidia-smi says, or None."""
     try:
-        done = subprocess.run(["nvidia-smi", "--query-gpu=" + ",".join(fields), "--format=csv,noheader,nounits", "-i", "0"],
-                              stdout=subprocess.PIPE, universal_newlines=True, check=True)
+        command = ["nvidia-smi", "--query-gpu=" + ",".join(fields), "--format=csv,noheader,nounits", "-i", "0"]
+        done = subprocess.run(command, stdout=subprocess.PIPE, universal_newlines=True, check=True)
         return dict(zip(fields, [word.strip() for word in done.stdout.strip().split(",")]))
     except (OSError, subprocess.CalledProcessError):
         return None
@@ -427,7 +436,7 @@ def main():
     parser.add_argument("--build", default="build", help="the build directory")
     parser.add_argument("--logs", default="build/gpu", help="logs of the tests that ran")
     parser.add_argument("--out", default="", help="the result file; default bench/results/<gpu>.json")
-    parser.add_argument("--only", default="", help="rows whose id matches; then nothing is written unless --out is given")
+    parser.add_argument("--only", default="", help="rows whose id matches; writes only with --out")
     parser.add_argument("--quick", action="store_true", help="small shapes, few rounds; writes only with --out")
     parser.add_argument("--no-compile", dest="compile", action="store_false", help="leave torch.compile out")
     arguments = parser.parse_args()
@@ -448,7 +457,7 @@ def main():
         "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d"),
         "digest": evidence.digest(),
         "torch": torch.__version__,
-        "protocol": "256 MB written before each run, CUDA events, median and quantiles 0.2 and 0.8, contestants in turn",
+        "protocol": "256 MB written before each run, CUDA events, median, quantiles 0.2 and 0.8, contestants in turn",
         "tests": tests,
         "programs": programs,
         "rows": bench.rows,

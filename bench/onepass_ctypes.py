@@ -71,10 +71,10 @@ class Library:
 class KlCall:
     """One call with everything prepared: made once, called often. batchmean, strict."""
 
-    def __init__(self, library, form, predictions, targets, gradient):
+    def __init__(self, library, form, predictions, targets, gradient, value_type=None):
         self.library = library
         self.entry = getattr(library.c, "onepass_kl_" + form)
-        value_type = torch.float64 if predictions.dtype == torch.float64 else torch.float32
+        value_type = value_type or (torch.float64 if predictions.dtype == torch.float64 else torch.float32)
         self.value = torch.full((), float("nan"), dtype=value_type, device="cuda")
         self.gradient = torch.empty_like(predictions) if gradient else None
         self.kept = [describe(predictions), describe(targets), describe(self.value)]

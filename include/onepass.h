@@ -90,7 +90,8 @@ typedef struct onepass_device {
 
 /*
  * A view of memory, laid out as DLPack's DLTensor. Strides count elements and may be zero or negative; NULL strides
- * mean compact row-major order. Alignment is not required. The first element is at (char *)data + byte_offset.
+ * mean compact row-major order. The first element is at (char *)data + byte_offset: any address on the
+ * CPU, a multiple of the element's size on a CUDA device.
  */
 typedef struct onepass_tensor {
     void *data;
@@ -118,7 +119,7 @@ typedef struct onepass_config {
     void *stream;          /* CUDA only: the CUstream work is ordered on */
     int32_t threads;       /* CPU only: 0 means every core this process may use; results do not depend on it */
     const char *isa;       /* CPU only: "ref", "scalar", "avx2", "avx512", "neon"; NULL: $ONEPASS_ISA, else the best */
-    onepass_progress progress; /* NULL: none */
+    onepass_progress progress; /* CPU only; NULL: none */
     void *progress_context;
 } onepass_config;
 
@@ -167,9 +168,10 @@ typedef struct onepass_kl_options {
     /* The gradient of the final loss to the value; it has the value's shape. NULL: 1. Gradients are scaled by it. */
     const onepass_tensor *grad_value;
 
-    /* For backward passes: one fp32 element, the grad_value that the gradients now in memory were made for. If grad_value
-     * (one element, too) equals it, nothing is read or written; otherwise the gradients are made anew and it is set. The
-     * comparison is done where the tensors are: on a GPU the host neither reads nor waits. Not together with `value`. */
+    /* For backward passes: one fp32 element, the grad_value that the gradients now in memory were made for. If
+     * grad_value (one element, too) equals it, nothing is read or written; otherwise the gradients are made anew and it
+     * is set. The comparison is done where the tensors are: on a GPU the host neither reads nor waits. Not together
+     * with `value`. */
     const onepass_tensor *grad_made_for;
 
     void *workspace; /* as onepass_kl_workspace_size asks; on the CPU none is needed */
@@ -179,12 +181,12 @@ typedef struct onepass_kl_options {
 /*
  * One entry a pair of forms, so that the name says what is passed: predictions first, then targets.
  *
- * predictions, targets   fp16, bf16, fp32 or fp64, mixed freely; half types are computed in fp32
- * options                NULL: batchmean, strict
- * value                  0-d (or one element) for the scalar reductions; NULL if only gradients are wanted. Its dtype
- * is the promoted type of the inputs or a wider one grad_predictions,      the inputs' shape and the dtype of their own
- * input; NULL if not wanted. The derivative is to the grad_targets           tensor that was passed: to p for probs, to
- * log p for log_probs
+ *  - predictions, targets: fp16, bf16, fp32 or fp64, mixed freely; half types are computed in fp32.
+ *  - options: NULL means batchmean, strict.
+ *  - value: 0-d (or one element) for the reductions to one value; NULL if only gradients are wanted. Its dtype is the
+ *    promoted type of the inputs or a wider one.
+ *  - grad_predictions, grad_targets: the inputs' shape, and the dtype of their own input; NULL if not wanted. The
+ *    derivative is to the tensor that was passed: to p for probs, to log p for log_probs.
  *
  * At least one of the three outputs must be asked for; those asked for are made in a single pass over the inputs. An
  * output may be the very same memory as an input of the same layout and dtype; any other overlap is refused.

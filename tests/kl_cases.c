@@ -25,7 +25,7 @@
 /*
  * CUDA kernels may be off by more where they compute in fp32: division and logarithm go by approximate reciprocals and
  * polynomials, and up to a few dozen elements are added in fp32 before a sum goes on in double. For half types, whose
- * inputs have few digits anyway, the logarithm and the exponential are the device's fast base-2 instructions.
+ * inputs have few digits anyway, the series of the logarithm is shorter (3.2e-7 of an element, 5 u).
  */
 typedef struct device_slack {
     int factor;   /* of all the errors above */

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Compiles every src/cuda/*.cu for sm_80 with the device compiler of CUDA 11.8: nothing in them needs more than CUDA 11.
+"""Compiles every src/cuda/*.cu for sm_80 with the device compiler of CUDA 11.8: none of them needs more than CUDA 11.
 
 The compiler (NVRTC) and its headers are wheels on PyPI, kept in a cache outside the checkout. Where they can neither be
 found nor fetched the test says so and ends with 77, which ctest shows as skipped. No GPU and no driver is needed.
@@ -64,7 +64,8 @@ class Nvrtc:
 
     def compile(self, source):
         """The code for sm_80, or None, and what the compiler said."""
-        options = ["-arch=sm_80", "-std=c++14", "-I" + os.path.join(ROOT, "src", "cuda"),
+        # nvcc takes hexadecimal floating-point numbers in C++14 too; NVRTC wants C++17 for them, as the standard does.
+        options = ["-arch=sm_80", "-std=c++17", "-I" + os.path.join(ROOT, "src", "cuda"),
                    "-I" + os.path.join(ROOT, "src", "core"), "-I" + self.include]
         program = ctypes.c_void_p()
         with open(source, "rb") as file:

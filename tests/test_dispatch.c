@@ -4,11 +4,12 @@
  * config.isa are honoured, and wrong ones are refused, as is every other mistake in a configuration. With
  * ONEPASS_TEST_LEVEL set the best level must be that one, so that a machine whose detection fails is noticed.
  */
-#define _POSIX_C_SOURCE 200809L
+#define _DEFAULT_SOURCE /* setenv, MAP_ANONYMOUS */
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -310,6 +311,7 @@ static void test_out_of_memory(void)
 #ifdef TEST_SANITIZED
     test_left_out("out of memory: a sanitizer's allocator ends the program instead");
 #else
+    enum { NO_LIMIT = 3 };
     test_context("out of memory");
     fflush(stdout);
     pid_t child = fork();
@@ -317,6 +319,8 @@ static void test_out_of_memory(void)
         struct rlimit none = {0, 0};
         if (!grow_stack() || setrlimit(RLIMIT_AS, &none) != 0)
             _exit(2);
+        if (mmap(NULL, 1 << 20, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0) != MAP_FAILED)
+            _exit(NO_LIMIT);
         for (size_t bytes = 1 << 20; bytes >= 16; bytes /= 2)
             for (void *volatile taken = malloc(bytes); taken; taken = malloc(bytes))
                 ; /* volatile: a compiler may leave out memory nobody looks at */
@@ -327,7 +331,10 @@ static void test_out_of_memory(void)
     }
     int status = 0;
     waitpid(child, &status, 0);
-    CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0, "child ended with %d", status);
+    if (WIFEXITED(status) && WEXITSTATUS(status) == NO_LIMIT)
+        test_left_out("out of memory: this system (an emulator?) does not limit it");
+    else
+        CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0, "child ended with %d", status);
 #endif
 }
 

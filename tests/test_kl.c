@@ -206,6 +206,15 @@ static void test_rows(test_random *random)
                 c.threads = 3;
                 run(&c);
             }
+    /* Rows long enough to be cut into parts, whose sums are put together again. */
+    for (int reduction = 0; reduction < REDUCTIONS; reduction++) {
+        kl_case c = kl_case_plain((onep_kl_form)test_random_below(random, ONEP_KL_FORMS), ONEP_F32, 2, 66001);
+        c.reduction = (onepass_reduction)reduction;
+        c.divisor = reduction == ONEPASS_DIVISOR ? 7 : 0;
+        c.present = KL_BIT(KL_VALUE) | KL_BIT(KL_WEIGHTS);
+        c.threads = 3;
+        run(&c);
+    }
     /* One long row, and one long column; cut into blocks for threads. */
     for (int form = 0; form < ONEP_KL_FORMS; form++)
         for (int tall = 0; tall < 2; tall++) {
@@ -254,6 +263,28 @@ static void test_layouts(test_random *random)
             c.shift[KL_PREDICTIONS] = c.shift[KL_GRAD_TARGETS] = (size_t)(p + t) % 2;
             run(&c);
         }
+}
+
+/* All but one tensor lie ready for the vector loops; that one is strided or of another type. Rows are longer than any
+ * buffer it is gathered into. */
+static void test_one_odd(test_random *random)
+{
+    for (int odd = 0; odd < KL_TENSORS; odd++)
+        for (int type = 0; type < ONEP_FLOAT_TYPES; type++)
+            for (int strided = 0; strided < 2; strided++)
+                for (int reduction = ONEPASS_SUM; reduction <= ONEPASS_NONE; reduction++) {
+                    kl_case c = kl_case_plain((onep_kl_form)test_random_below(random, ONEP_KL_FORMS), (onep_type)type,
+                                              2, 2100 + test_random_below(random, 64));
+                    c.reduction = (onepass_reduction)reduction;
+                    c.present |= odd == KL_WEIGHTS || odd == KL_MASK || odd == KL_UPSTREAM ? KL_BIT(odd) : 0;
+                    if (strided)
+                        c.layout[odd] = test_random_below(random, 2) ? KL_COLUMN_STEP : KL_NEGATIVE_COLUMNS;
+                    else
+                        c.type[odd] = odd == KL_VALUE ? ONEP_F64 : (onep_type)((type + 1) % ONEP_FLOAT_TYPES);
+                    if (odd <= KL_TARGETS)
+                        c.type[KL_VALUE] = onep_promote(c.type[KL_PREDICTIONS], c.type[KL_TARGETS]);
+                    run(&c);
+                }
 }
 
 /* ---- nothing there ----------------------------------------------------------------------------------------------- */
@@ -592,6 +623,7 @@ int main(void)
     test_rows(&random);
     test_ranks(&random);
     test_layouts(&random);
+    test_one_odd(&random);
     test_random_cases(&random, test_quick() ? 600 : 6000);
     test_determinism(&random);
     printf("test_kl: %ld cases at each level\n", cases);

@@ -617,9 +617,18 @@ class Usage(ToolTest):
         self.assertEqual((result.returncode, result.stdout), (2, b""))
 
     def test_device(self):
+        want = self.value("p.npy", "t.npy", "--device", "cpu")
+        usable = [device["name"] for device in json.loads(self.good("info", "--json"))["devices"]
+                  if device["usable"]]
         for name in ("cuda", "cuda:0", "cuda:12"):
+            if (name if ":" in name else name + ":0") in usable:
+                self.assertAlmostEqual(self.value("p.npy", "t.npy", "--device", name), want, delta=1e-6 * abs(want))
+                continue
             self.bad(4, "kl", "p.npy", "t.npy", "--device", name, holds=(name, "CUDA"))
-        self.value("p.npy", "t.npy", "--device", "cpu")
+            self.bad(4, "info", "--device", name, holds=(name, "CUDA"))
+            self.bad(4, "check", "--quick", "--device", name, holds=(name, "CUDA"))
+            self.bad(4, "bench", "kl", "--device", name, holds=(name, "CUDA"))
+        self.bad(2, "kl", "p.npy", "t.npy", "--device", "cuda", "--threads", "2", holds=("--threads", "CPU"))
 
     def test_ways_to_write_options(self):
         want = self.good("kl", "p.npy", "t.npy", "--reduction", "sum")
@@ -729,7 +738,12 @@ class Json(ToolTest):
         answer = self.ask("info")
         self.assertIn(answer["isa"], answer["levels_usable"])
         self.assertLessEqual(set(answer["levels_usable"]), set(answer["levels_built"]))
-        self.assertEqual([device["name"] for device in answer["devices"]], ["cpu", "cuda"])
+        self.assertEqual(answer["devices"][0], {"name": "cpu", "usable": True})
+        for device in answer["devices"][1:]:
+            self.assertTrue(device["name"].startswith("cuda"))
+            self.assertEqual("model" in device, device["usable"])
+            self.assertEqual("reason" in device, not device["usable"])
+        self.assertGreater(len(answer["devices"]), 1)
         self.assertIsNone(answer["blas"])
         text = self.good("info").decode()
         self.assertIn(answer["isa"], text)

@@ -10,6 +10,12 @@
 #include "pages.h"
 #include "temporary.h"
 
+#ifdef ONEPASS_HAVE_CUDA
+#define CUDA_WORDS "CUDA kernels built in"
+#else
+#define CUDA_WORDS "no CUDA kernels"
+#endif
+
 static int (*const functions[COMMANDS])(const parsed_options *) = {
     [COMMAND_KL] = command_kl,       [COMMAND_INFO] = command_info, [COMMAND_CHECK] = command_check,
     [COMMAND_BENCH] = command_bench, [COMMAND_DEMO] = command_demo, [COMMAND_COMPLETION] = command_completion,
@@ -22,7 +28,7 @@ static int print_version(void)
     onepass_status status = onepass_create(NULL, &handle);
     if (status != ONEPASS_OK)
         return message_library_error(status);
-    printf("onepass %s (%s, no BLAS, no CUDA)\n", onepass_version(), onepass_isa(handle));
+    printf("onepass %s (%s, no BLAS, %s)\n", onepass_version(), onepass_isa(handle), CUDA_WORDS);
     onepass_destroy(handle);
     return EXIT_FINE;
 }

@@ -1,6 +1,6 @@
 /*
- * Element types: the four the operators compute on, and the bytes a mask is made of. This file and src/cpu/elem_*.h are
- * the only places that know how half types are laid out.
+ * Element types: the four the operators compute on, and the bytes a mask is made of. This file, the
+ * loads and stores of src/cpu/vec_*.h and src/cuda/elem.cuh are the only places that know how half types are laid out.
  */
 #ifndef ONEP_TYPES_H
 #define ONEP_TYPES_H

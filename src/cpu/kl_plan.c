@@ -39,6 +39,12 @@ static void swap_dimensions(dimensions *d, int a, int b)
     memcpy(d->stride[b], strides, sizeof strides);
 }
 
+/* The larger stride outside; a repeated dimension (stride 0) outermost, so that what is repeated is read in order. */
+static int belongs_outside(int64_t stride, int64_t than)
+{
+    return than != 0 && (stride == 0 || stride > than);
+}
+
 /* Largest stride of the predictions first, and none of them negative: element-wise work may be done in any order. */
 static void sort_as_in_memory(dimensions *d, onep_operand *operands[OPERANDS])
 {
@@ -52,7 +58,7 @@ static void sort_as_in_memory(dimensions *d, onep_operand *operands[OPERANDS])
         }
     }
     for (int i = 1; i < d->rank; i++)
-        for (int j = i; j > 0 && d->stride[j - 1][0] < d->stride[j][0]; j--)
+        for (int j = i; j > 0 && belongs_outside(d->stride[j][0], d->stride[j - 1][0]); j--)
             swap_dimensions(d, j - 1, j);
 }
 

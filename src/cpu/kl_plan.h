@@ -15,6 +15,7 @@ enum {
     ONEP_KL_BLOCK_ELEMENTS = 32768, /* a block is worth handing to a thread from about here */
     ONEP_KL_SEGMENT = 2048,         /* elements a kernel sums before the sum is folded into the block's */
     ONEP_KL_RUN = 8,                /* vectors added up in the kernel's own type before double takes over */
+    ONEP_KL_STREAM_BYTES = 1 << 25, /* gradients from this size on are written past the caches */
     ONEP_KL_STRIP = 256,            /* elements gathered at a time when an operand is not contiguous */
 };
 

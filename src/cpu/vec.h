@@ -10,6 +10,9 @@
  *   vf  vf_load_f32(const void *)            VF_LANES elements, any alignment; also vf_load_f16, vf_load_bf16
  *   void vf_store_f32(void *, vf)            likewise; half types round to nearest even, NaN stays NaN
  *                                            (vd has vd_load_f64 and vd_store_f64 only)
+ *   void vf_stream_f32(void *, vf)           the same to an address aligned to the vector, past the caches where the
+ *                                            machine can: a line is not read before it is overwritten
+ *   void v_stream_end(void)                  orders streamed stores before whatever the thread does next
  *   vf  vf_add, vf_sub, vf_mul, vf_div       IEEE, correctly rounded
  *   vf  vf_fma(a, b, c)                      a * b + c, rounded once
  *   vf  vf_min(a, b), vf_max(a, b)           a or b; which one when either is NaN is not promised

@@ -296,7 +296,7 @@ V_INLINE void vf_store_f16(void *to, vf x)
 {
     _mm_storeu_si128(to, _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));
 }
-V_INLINE void vf_store_bf16(void *to, vf x)
+V_INLINE __m128i vf_to_bf16(vf x)
 {
     /* Ties to even: add 0x7fff and the last kept bit, then cut. A NaN would carry into infinity: it gets its quiet bit.
      */
@@ -307,11 +307,35 @@ V_INLINE void vf_store_bf16(void *to, vf x)
     __m256 is_nan = _mm256_cmp_ps(x, x, _CMP_UNORD_Q);
     __m256i kept = _mm256_srli_epi32(_mm256_blendv_epi8(rounded, quiet, _mm256_castps_si256(is_nan)), 16);
     __m256i packed = _mm256_permute4x64_epi64(_mm256_packus_epi32(kept, kept), 0x08);
-    _mm_storeu_si128(to, _mm256_castsi256_si128(packed));
+    return _mm256_castsi256_si128(packed);
+}
+V_INLINE void vf_store_bf16(void *to, vf x)
+{
+    _mm_storeu_si128(to, vf_to_bf16(x));
 }
 V_INLINE void vd_store_f64(void *to, vd x)
 {
     _mm256_storeu_pd(to, x);
+}
+V_INLINE void vf_stream_f32(void *to, vf x)
+{
+    _mm256_stream_ps(to, x);
+}
+V_INLINE void vf_stream_f16(void *to, vf x)
+{
+    _mm_stream_si128(to, _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));
+}
+V_INLINE void vf_stream_bf16(void *to, vf x)
+{
+    _mm_stream_si128(to, vf_to_bf16(x));
+}
+V_INLINE void vd_stream_f64(void *to, vd x)
+{
+    _mm256_stream_pd(to, x);
+}
+V_INLINE void v_stream_end(void)
+{
+    _mm_sfence();
 }
 
 #endif

@@ -289,7 +289,7 @@ V_INLINE void vf_store_f16(void *to, vf x)
 {
     _mm256_storeu_si256(to, _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));
 }
-V_INLINE void vf_store_bf16(void *to, vf x)
+V_INLINE __m256i vf_to_bf16(vf x)
 {
     /* Ties to even: add 0x7fff and the last kept bit, then cut. A NaN would carry into infinity: it gets its quiet bit.
      * vcvtneps2bf16 would do it in one instruction, but flushes subnormal numbers to zero. */
@@ -298,11 +298,35 @@ V_INLINE void vf_store_bf16(void *to, vf x)
     __m512i rounded = _mm512_add_epi32(bits, _mm512_add_epi32(last, _mm512_set1_epi32(0x7fff)));
     __mmask16 is_nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
     rounded = _mm512_mask_or_epi32(rounded, is_nan, bits, _mm512_set1_epi32(0x400000));
-    _mm256_storeu_si256(to, _mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded, 16)));
+    return _mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded, 16));
+}
+V_INLINE void vf_store_bf16(void *to, vf x)
+{
+    _mm256_storeu_si256(to, vf_to_bf16(x));
 }
 V_INLINE void vd_store_f64(void *to, vd x)
 {
     _mm512_storeu_pd(to, x);
+}
+V_INLINE void vf_stream_f32(void *to, vf x)
+{
+    _mm512_stream_ps(to, x);
+}
+V_INLINE void vf_stream_f16(void *to, vf x)
+{
+    _mm256_stream_si256(to, _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));
+}
+V_INLINE void vf_stream_bf16(void *to, vf x)
+{
+    _mm256_stream_si256(to, vf_to_bf16(x));
+}
+V_INLINE void vd_stream_f64(void *to, vd x)
+{
+    _mm512_stream_pd(to, x);
+}
+V_INLINE void v_stream_end(void)
+{
+    _mm_sfence();
 }
 
 #endif

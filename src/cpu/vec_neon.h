@@ -301,5 +301,25 @@ V_INLINE void vd_store_f64(void *to, vd x)
 {
     memcpy(to, &x, sizeof x);
 }
+V_INLINE void vf_stream_f32(void *to, vf x)
+{
+    vf_store_f32(to, x);
+}
+V_INLINE void vf_stream_f16(void *to, vf x)
+{
+    vf_store_f16(to, x);
+}
+V_INLINE void vf_stream_bf16(void *to, vf x)
+{
+    vf_store_bf16(to, x);
+}
+V_INLINE void vd_stream_f64(void *to, vd x)
+{
+    vd_store_f64(to, x);
+}
+V_INLINE void v_stream_end(void)
+{
+    /* nothing was streamed */
+}
 
 #endif

@@ -66,7 +66,6 @@ enum {
     FUNCTION(cuCtxGetDevice, "cuCtxGetDevice", (int *device))                                                          \
     FUNCTION(cuCtxSynchronize, "cuCtxSynchronize", (void))                                                             \
     FUNCTION(cuModuleLoadData, "cuModuleLoadData", (onep_cu_module * *module, const void *image))                      \
-    FUNCTION(cuModuleUnload, "cuModuleUnload", (onep_cu_module * module))                                              \
     FUNCTION(cuModuleGetFunction, "cuModuleGetFunction",                                                               \
              (onep_cu_function * *function, onep_cu_module * module, const char *name))                                \
     FUNCTION(cuLaunchKernel, "cuLaunchKernel",                                                                         \
@@ -78,7 +77,6 @@ enum {
     FUNCTION(cuMemGetInfo, "cuMemGetInfo_v2", (size_t * available, size_t * total))                                    \
     FUNCTION(cuMemcpyHtoD, "cuMemcpyHtoD_v2", (onep_cu_address to, const void *from, size_t bytes))                    \
     FUNCTION(cuMemcpyDtoH, "cuMemcpyDtoH_v2", (void *to, onep_cu_address from, size_t bytes))                          \
-    FUNCTION(cuMemcpyDtoD, "cuMemcpyDtoD_v2", (onep_cu_address to, onep_cu_address from, size_t bytes))                \
     FUNCTION(cuMemsetD8Async, "cuMemsetD8Async",                                                                       \
              (onep_cu_address to, unsigned char value, size_t count, onep_cu_stream *stream))                          \
     FUNCTION(cuMemsetD32Async, "cuMemsetD32Async",                                                                     \

@@ -79,6 +79,34 @@ template <class T> __device__ __forceinline__ void store_pack(T *to, const pack<
     *reinterpret_cast<uint4 *>(to) = *reinterpret_cast<const uint4 *>(&p);
 }
 
+/* All elements of a pack at once. Half types are taken from whole words: one instruction an element. */
+template <class T> __device__ __forceinline__ void unpack(const pack<T> &p, typename element<T>::real *to)
+{
+#pragma unroll
+    for (int i = 0; i < element<T>::lanes; i++)
+        to[i] = widen(p.at[i]);
+}
+template <> __device__ __forceinline__ void unpack<bf16>(const pack<bf16> &p, float *to)
+{
+    const uint4 raw = *reinterpret_cast<const uint4 *>(&p);
+    const unsigned words[4] = {raw.x, raw.y, raw.z, raw.w};
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        to[2 * i] = __uint_as_float(words[i] << 16);
+        to[2 * i + 1] = __uint_as_float(words[i] & 0xffff0000u);
+    }
+}
+template <> __device__ __forceinline__ void unpack<f16>(const pack<f16> &p, float *to)
+{
+    const uint4 raw = *reinterpret_cast<const uint4 *>(&p);
+    const unsigned words[4] = {raw.x, raw.y, raw.z, raw.w};
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        asm("{ .reg .f16 low, high; mov.b32 {low, high}, %2; cvt.f32.f16 %0, low; cvt.f32.f16 %1, high; }"
+            : "=f"(to[2 * i]), "=f"(to[2 * i + 1])
+            : "r"(words[i]));
+}
+
 /* One element of a type known only at run time. */
 template <class R> __device__ __forceinline__ R load_any(int type, const void *from)
 {

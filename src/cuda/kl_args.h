@@ -16,12 +16,12 @@ enum {
     ONEP_CUDA_GRAD_TARGETS = 8,
 };
 
-/* Threads of a block, and elements of a chunk: partial sums, and so the bits of the result, depend on these alone. */
-enum { ONEP_CUDA_THREADS = 512, ONEP_CUDA_CHUNK_BYTES = 32768, ONEP_CUDA_CHUNK_LIMIT = 8192 };
-
-/* Elements of a chunk for elements of `size` bytes: 32 KiB of each input, at most 8192. */
-#define ONEP_CUDA_CHUNK(size)                                                                                          \
-    (ONEP_CUDA_CHUNK_BYTES / (size) < ONEP_CUDA_CHUNK_LIMIT ? ONEP_CUDA_CHUNK_BYTES / (size) : ONEP_CUDA_CHUNK_LIMIT)
+/*
+ * Threads of a block, and elements of a chunk for elements of `size` bytes: 32 KiB of each input, four 16-byte accesses
+ * a thread. Partial sums, and so the bits of the result, depend on these alone.
+ */
+enum { ONEP_CUDA_THREADS = 512 };
+#define ONEP_CUDA_CHUNK(size) (32768 / (size))
 
 /* Common to both shapes of kernel. */
 typedef struct onep_kl_common {
@@ -73,7 +73,7 @@ typedef struct onep_kl_rows_args {
 
 /* Threads of a block of the rows kernels. The rest bounds how much workspace partial sums take. */
 enum {
-    ONEP_CUDA_ROWS_THREADS = 256,
+    ONEP_CUDA_ROWS_THREADS = 128,
     ONEP_CUDA_MAX_TILES = 8192,
     ONEP_CUDA_STRIP = 1024,       /* columns of a strip, or more to have at most: */
     ONEP_CUDA_MAX_STRIPS = 65536, /* strips, where each has a partial sum of its own */

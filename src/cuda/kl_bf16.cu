@@ -2,10 +2,10 @@
 #include "kl_flat.cuh"
 #include "kl_rows.cuh"
 
-ONEP_KL_FLAT(bf16, 0, 2)
-ONEP_KL_FLAT(bf16, 1, 2)
-ONEP_KL_FLAT(bf16, 2, 2)
-ONEP_KL_FLAT(bf16, 3, 2)
+ONEP_KL_FLAT(bf16, 0, 2, 2)
+ONEP_KL_FLAT(bf16, 1, 2, 2)
+ONEP_KL_FLAT(bf16, 2, 2, 1)
+ONEP_KL_FLAT(bf16, 3, 2, 2)
 
 ONEP_KL_LINES(bf16, 0)
 ONEP_KL_LINES(bf16, 1)

@@ -32,28 +32,40 @@ static int64_t at_most(int64_t x, int64_t limit)
     return x < limit ? x : limit;
 }
 
-/* Enough for either kind of kernel and any layout of this shape. */
+/* Strips of a row: enough to keep the device busy, few enough for the workspace. */
+static int64_t parts_of(int64_t rows, int64_t columns)
+{
+    int64_t most = rows ? ONEP_CUDA_MAX_STRIPS / rows : 1;
+    int64_t parts = at_most(ceil_div(columns, ONEP_CUDA_STRIP), most);
+    return parts > 1 ? parts : 1;
+}
+
+/* Enough for either kind of kernel and any layout of this shape: a double for each partial sum there may be. */
 size_t onep_kl_cuda_workspace(const onep_kl_problem *k)
 {
     int64_t elements = k->rows.count * k->columns;
-    int64_t sums = ceil_div(elements, ONEP_CUDA_CHUNK(sizeof(double)));
-    int64_t tiles = at_most(elements, ONEP_CUDA_MAX_TILES);
-    int64_t strips = k->reduction == ONEPASS_ROWS ? at_most(elements, ONEP_CUDA_MAX_STRIPS) : 0;
-    if (sums < tiles)
-        sums = tiles;
-    if (sums < strips)
-        sums = strips;
+    int64_t chunks = ceil_div(elements, ONEP_CUDA_CHUNK(sizeof(double)));
+    int64_t sums = at_most(elements, ONEP_CUDA_MAX_TILES);
+    if (sums < chunks)
+        sums = chunks;
+    if (k->reduction == ONEPASS_ROWS && sums < k->rows.count * parts_of(k->rows.count, k->columns))
+        sums = at_most(k->rows.count * parts_of(k->rows.count, k->columns), ONEP_CUDA_MAX_STRIPS);
     return (size_t)sums * sizeof(double);
 }
 
-/* The grid of persistent kernels; $ONEPASS_CUDA_GRID, for tests, shows that results do not depend on it. */
-static unsigned grid_for(const onepass_handle *handle, int64_t pieces)
+/*
+ * Blocks for `pieces` of work: one each, or as many as the device holds at once, which then take pieces in turn.
+ * $ONEPASS_CUDA_GRID, for tests, shows that results do not depend on it.
+ */
+static unsigned grid_for(const onepass_handle *handle, int64_t pieces, int persistent)
 {
-    int64_t blocks = (int64_t)onep_cuda_multiprocessors(handle->cuda) * BLOCKS_PER_MULTIPROCESSOR;
+    int64_t blocks = pieces;
+    if (persistent)
+        blocks = (int64_t)onep_cuda_multiprocessors(handle->cuda) * BLOCKS_PER_MULTIPROCESSOR;
     const char *forced = getenv("ONEPASS_CUDA_GRID");
     if (forced && atoi(forced) > 0)
         blocks = atoi(forced);
-    return (unsigned)at_most(pieces > 0 ? pieces : 1, blocks);
+    return (unsigned)at_most(pieces > 0 ? pieces : 1, blocks > 0 ? blocks : 1);
 }
 
 static onep_kl_common common_args(const onepass_handle *handle, const onep_kl_problem *k)
@@ -122,8 +134,7 @@ static onepass_status launch_flat(const onepass_handle *handle, const onep_kl_pr
     char name[48];
     snprintf(name, sizeof name, "onep_kl_flat_%s_%d_%s", type_words[type], (int)k->form, kind);
     /* With element-wise results a block a chunk is faster: its stores overlap with the loads of the next block. */
-    unsigned grid =
-        a.common.outputs == ONEP_CUDA_SUM ? grid_for(handle, a.chunks) : (unsigned)(a.chunks ? a.chunks : 1);
+    unsigned grid = grid_for(handle, a.chunks, a.common.outputs == ONEP_CUDA_SUM);
     return onep_cuda_launch(handle->cuda, "kl", name, grid, ONEP_CUDA_THREADS, 0, &a, sizeof a);
 }
 
@@ -186,11 +197,8 @@ static onepass_status launch_rows(const onepass_handle *handle, const onep_kl_pr
     if (k->reduction == ONEPASS_ROWS || k->reduction == ONEPASS_NONE)
         a.upstream = strided(&k->grad_value, rank);
 
-    /* Strips of a row: enough to keep the device busy, few enough for the workspace. */
-    int64_t most = k->rows.count ? ONEP_CUDA_MAX_STRIPS / k->rows.count : 1;
-    int64_t parts = at_most(ceil_div(k->columns, ONEP_CUDA_STRIP), most);
-    parts = parts > 1 ? parts : 1;
-    a.strip = ceil_div(ceil_div(k->columns, parts), 512) * 512; /* whole packs for every lane, aligned as the row is */
+    a.strip = ceil_div(ceil_div(k->columns, parts_of(a.rows, a.columns)), 512) *
+              512; /* whole packs for every lane, aligned as the row is */
     a.parts = k->columns ? ceil_div(k->columns, a.strip) : 1;
     a.strips = a.parts * a.rows;
     /* A strip a warp while that is few tiles enough: small problems then reach all multiprocessors. */
@@ -208,7 +216,7 @@ static onepass_status launch_rows(const onepass_handle *handle, const onep_kl_pr
         word = onep_promote(type, k->targets.type) == ONEP_F64 ? "any64" : "any32";
     char name[48];
     snprintf(name, sizeof name, "onep_kl_%s_%s_%d", is_lines(k) ? "lines" : "rows", word, (int)k->form);
-    return onep_cuda_launch(handle->cuda, "kl", name, grid_for(handle, a.tiles), ONEP_CUDA_ROWS_THREADS, 0, &a,
+    return onep_cuda_launch(handle->cuda, "kl", name, grid_for(handle, a.tiles, 0), ONEP_CUDA_ROWS_THREADS, 0, &a,
                             sizeof a);
 }
 

@@ -27,8 +27,8 @@ template <class T> __device__ __forceinline__ kl_line<T> flat_line(const onep_kl
 }
 
 /*
- * A thread's packs of the chunk that begins at its element `at`. FULL: the chunk lies within the tensor, and all loads
- * are issued before the first is used, 128 bytes a thread. Returns which packs were left, as bits.
+ * A thread's packs of the chunk that begins at its element `at`. FULL: the chunk lies within the tensor. Returns which
+ * packs were left, as bits.
  */
 template <class T, int FORM, int OUTPUTS, bool ALIGNED, bool FULL>
 __device__ __forceinline__ unsigned flat_packs(const kl_line<T> &line, long long at, long long count,
@@ -37,20 +37,25 @@ __device__ __forceinline__ unsigned flat_packs(const kl_line<T> &line, long long
     const int lanes = element<T>::lanes;
     const int stride = ONEP_CUDA_THREADS * lanes;
     const int steps = ONEP_CUDA_CHUNK(sizeof(T)) / stride;
+    /* Packs loaded before the first is used: all of them, but eight elements with their gradients fill the registers. */
+    const int ahead = lanes == 8 && OUTPUTS != ONEP_CUDA_SUM ? 2 : steps;
     unsigned left = 0;
     if (FULL) {
-        pack<T> p[steps];
-        pack<T> t[steps];
+#pragma unroll 1
+        for (int first = 0; first < steps; first += ahead) {
+            pack<T> p[ahead];
+            pack<T> t[ahead];
 #pragma unroll
-        for (int i = 0; i < steps; i++)
-            p[i] = load_elements(line.predictions + at + i * stride, ALIGNED);
+            for (int i = 0; i < ahead; i++)
+                p[i] = load_elements(line.predictions + at + (first + i) * stride, ALIGNED);
 #pragma unroll
-        for (int i = 0; i < steps; i++)
-            t[i] = load_elements(line.targets + at + i * stride, ALIGNED);
+            for (int i = 0; i < ahead; i++)
+                t[i] = load_elements(line.targets + at + (first + i) * stride, ALIGNED);
 #pragma unroll
-        for (int i = 0; i < steps; i++)
-            if (!line_pack<T, FORM, OUTPUTS, false>(line, p[i], t[i], at + i * stride, ALIGNED, sums))
-                left |= 1u << i;
+            for (int i = 0; i < ahead; i++)
+                if (!line_pack<T, FORM, OUTPUTS, false>(line, p[i], t[i], at + (first + i) * stride, ALIGNED, sums))
+                    left |= 1u << (first + i);
+        }
     } else {
 #pragma unroll 1
         for (int i = 0; i < steps; i++) {
@@ -92,15 +97,18 @@ template <class T, int FORM, int OUTPUTS, bool ALIGNED> __device__ __forceinline
                 line_left<T, FORM, OUTPUTS>(line, at, a.count, ALIGNED, sums);
         if (outputs & ONEP_CUDA_SUM) {
             double sum = block_sum<ONEP_CUDA_THREADS>(sums.total(), room[turn]);
-            if (threadIdx.x == 0)
+            if (threadIdx.x == 0 && a.chunks == 1) /* small tensors: no other block to wait for */
+                store_any<double>(a.common.value_type, a.common.value, sum * a.common.value_scale);
+            else if (threadIdx.x == 0)
                 a.common.partial[c] = sum;
         }
     }
-    if (!(outputs & ONEP_CUDA_SUM) && !a.common.made_for)
+    const bool partials = (outputs & ONEP_CUDA_SUM) && a.chunks != 1;
+    if (!partials && !a.common.made_for)
         return;
     if (!last_block(a.common.ticket))
         return;
-    if (outputs & ONEP_CUDA_SUM) {
+    if (partials) {
         double sum = sum_partials<ONEP_CUDA_THREADS>(a.common.partial, a.chunks, room[turn]);
         if (threadIdx.x == 0)
             store_any<double>(a.common.value_type, a.common.value, sum * a.common.value_scale);
@@ -109,14 +117,17 @@ template <class T, int FORM, int OUTPUTS, bool ALIGNED> __device__ __forceinline
         *a.common.made_for = (float)upstream_of(a.common);
 }
 
-/* `blocks`: how many a multiprocessor holds. The kernels of one element type and form: the value, value and gradient to the predictions, anything, any address. */
-#define ONEP_KL_FLAT(T, form, blocks)                                                                                          \
-    extern "C" __global__ void __launch_bounds__(ONEP_CUDA_THREADS, blocks)                                            \
+/*
+ * The kernels of one element type and form: the value, value and gradient to the predictions, anything, and anything at
+ * any address. The numbers are the blocks a multiprocessor must hold at once: two, unless registers would spill.
+ */
+#define ONEP_KL_FLAT(T, form, sum_blocks, grad_blocks)                                                                 \
+    extern "C" __global__ void __launch_bounds__(ONEP_CUDA_THREADS, sum_blocks)                                        \
         onep_kl_flat_##T##_##form##_sum(const onep_kl_flat_args a)                                                     \
     {                                                                                                                  \
         kl_flat<T, form, ONEP_CUDA_SUM, true>(a);                                                                      \
     }                                                                                                                  \
-    extern "C" __global__ void __launch_bounds__(ONEP_CUDA_THREADS, blocks)                                            \
+    extern "C" __global__ void __launch_bounds__(ONEP_CUDA_THREADS, grad_blocks)                                       \
         onep_kl_flat_##T##_##form##_grad(const onep_kl_flat_args a)                                                    \
     {                                                                                                                  \
         kl_flat<T, form, ONEP_CUDA_SUM | ONEP_CUDA_GRAD_PREDICTIONS, true>(a);                                         \

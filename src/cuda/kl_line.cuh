@@ -142,12 +142,15 @@ __device__ __forceinline__ bool line_pack(const kl_line<T> &line, const pack<T> 
     pack<T> grad_predictions;
     pack<T> grad_targets;
     bool ordinary = true;
-    if (together)
-        ordinary = tested_together<T>::ordinary(predictions, targets);
+    if (together && !tested_together<T>::ordinary(predictions, targets))
+        return false;
+    R p[lanes];
+    R t[lanes];
+    unpack(predictions, p);
+    unpack(targets, t);
 #pragma unroll
     for (int i = 0; i < lanes; i++) {
-        kl_terms<R> terms =
-            terms_of<FORM, ZEROS, R>(widen(predictions.at[i]), widen(targets.at[i]), d_target_at_zero);
+        kl_terms<R> terms = terms_of<FORM, ZEROS, tested_together<T>::value != 0, R>(p[i], t[i], d_target_at_zero);
         if (!together)
             ordinary &= terms.ordinary;
         linear += terms.linear;
@@ -157,6 +160,8 @@ __device__ __forceinline__ bool line_pack(const kl_line<T> &line, const pack<T> 
         if (!OUTPUTS && line.upstream)
             scale *= line.upstream[at + i];
         value[i] = terms.value() * line.value_scale;
+        if (together && (outputs & ONEP_CUDA_VALUE)) /* known to be ordinary: no need to hold it back */
+            line.value[at + i] = value[i];
         narrow(grad_predictions.at[i], terms.d_prediction * scale);
         narrow(grad_targets.at[i], terms.d_target * scale);
     }
@@ -167,7 +172,7 @@ __device__ __forceinline__ bool line_pack(const kl_line<T> &line, const pack<T> 
         sums.rest += rest;
         sums.binades += binades;
     }
-    if (outputs & ONEP_CUDA_VALUE) {
+    if (!together && (outputs & ONEP_CUDA_VALUE)) {
 #pragma unroll
         for (int i = 0; i < lanes; i++)
             line.value[at + i] = value[i];
@@ -186,8 +191,7 @@ __device__ __forceinline__ void line_element(const kl_line<T> &line, int outputs
 {
     typedef typename element<T>::real R;
     onep_kl_element e =
-        onep_kl_define_element(FORM & 1, FORM & 2, line.finite, (double)widen(line.predictions[at]),
-                               (double)widen(line.targets[at]), sizeof(R) == sizeof(double));
+        by_definition<FORM, R>(widen(line.predictions[at]), widen(line.targets[at]), line.finite);
     sums.special += (double)(R)e.value;
     double scale = (double)line.grad_scale;
     if (line.upstream)

@@ -115,7 +115,7 @@ __device__ __forceinline__ double rows_columns(const onep_kl_rows_args &a, const
             long long c = first + 32 * i;
             if (c >= end)
                 continue;
-            kl_terms<R> terms = terms_of<FORM, true, R>(p[i], t[i], d_target_at_zero);
+            kl_terms<R> terms = terms_of<FORM, true, false, R>(p[i], t[i], d_target_at_zero);
             if (!terms.ordinary) {
                 left |= 1u << i;
                 continue;
@@ -136,9 +136,7 @@ __device__ __forceinline__ double rows_columns(const onep_kl_rows_args &a, const
                 continue;
             R prediction = C::load(a.predictions, predictions + c * a.predictions.col_stride);
             R target = C::load(a.targets, targets + c * a.targets.col_stride);
-            onep_kl_element e =
-                onep_kl_define_element(FORM & 1, FORM & 2, a.common.finite, (double)prediction, (double)target,
-                                       sizeof(R) == sizeof(double));
+            onep_kl_element e = by_definition<FORM, R>(prediction, target, a.common.finite);
             double scale = grad_scale;
             if (a.upstream.data && !a.per_row)
                 scale *= load_any<double>(a.upstream.type, a.upstream.data + at.upstream + c * a.upstream.col_stride);
@@ -159,7 +157,7 @@ __device__ __forceinline__ double rows_line(const onep_kl_rows_args &a, const ro
 {
     typedef typename element<T>::real R;
     const int lanes = element<T>::lanes;
-    const int ahead = lanes == 4 ? 4 : 2; /* packs of each input a lane loads before it computes */
+    const int ahead = lanes == 4 ? 4 : lanes == 2 ? 2 : 1; /* packs of each input a lane loads before it computes */
     const bool aligned = a.aligned != 0;
     kl_line<T> line;
     line.predictions = reinterpret_cast<const T *>(a.predictions.data + at.predictions);
@@ -309,7 +307,7 @@ template <class T, int FORM, bool LINE> __device__ __forceinline__ void kl_rows(
 
 /* Rows of any strides. */
 #define ONEP_KL_ROWS(T, form)                                                                                          \
-    extern "C" __global__ void __launch_bounds__(ONEP_CUDA_ROWS_THREADS, 2)                                            \
+    extern "C" __global__ void __launch_bounds__(ONEP_CUDA_ROWS_THREADS, 3)                                            \
         onep_kl_rows_##T##_##form(const onep_kl_rows_args a)                                                           \
     {                                                                                                                  \
         kl_rows<T, form, false>(a);                                                                                    \
@@ -317,7 +315,7 @@ template <class T, int FORM, bool LINE> __device__ __forceinline__ void kl_rows(
 
 /* Rows whose elements lie one after the other. */
 #define ONEP_KL_LINES(T, form)                                                                                         \
-    extern "C" __global__ void __launch_bounds__(ONEP_CUDA_ROWS_THREADS, 2)                                            \
+    extern "C" __global__ void __launch_bounds__(ONEP_CUDA_ROWS_THREADS, 3)                                            \
         onep_kl_lines_##T##_##form(const onep_kl_rows_args a)                                                          \
     {                                                                                                                  \
         kl_rows<T, form, true>(a);                                                                                     \
