@@ -20,7 +20,7 @@ import tempfile
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 TARGETS = ['src/cpu/kl.inc', 'src/cpu/kl_terms.inc', 'src/cpu/kl_segment.inc', 'src/cpu/vec_math.inc', 'src/cpu/kl_plan.c',
-           'src/core/kl_define.h', 'src/ref/kl.c', 'src/core/tensor.c']
+           'src/core/kl_collapse.c', 'src/core/kl_define.h', 'src/ref/kl.c', 'src/core/tensor.c']
 TESTS = ['test_kl_special', 'test_api', 'test_kl']  # the ones that fail fastest first
 SECONDS = 90  # a mutant that takes longer hangs
 

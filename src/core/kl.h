@@ -57,4 +57,11 @@ size_t onep_kl_cuda_workspace(const onep_kl_problem *problem);
 onep_kl_element onep_kl_define(onep_kl_form form, onepass_semantics semantics, double prediction, double target,
                                onep_type computed);
 
+/*
+ * Rewrites the problem as fewer, longer rows without changing its results: dimensions that follow each other in the
+ * memory of every operand become one, and where nothing is asked for per row, dimensions are first put in order of the
+ * predictions' strides and reversed ones turned round, so that a transposed tensor is walked as it lies.
+ */
+void onep_kl_collapse(onep_kl_problem *problem);
+
 #endif

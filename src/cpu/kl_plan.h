@@ -32,13 +32,6 @@ typedef struct onep_kl_plan {
     int64_t blocks, rows_per_block, parts, columns_per_part;
 } onep_kl_plan;
 
-/*
- * Rewrites the problem as fewer, longer rows without changing its results: dimensions that follow each other in the
- * memory of every operand become one, and where nothing is asked for per row, dimensions are first put in order of the
- * predictions' strides and reversed ones turned round, so that a transposed tensor is walked as it lies.
- */
-void onep_kl_collapse(onep_kl_problem *problem);
-
 onep_kl_plan onep_kl_plan_of(const onep_kl_problem *problem);
 
 /* Stores the value from the blocks' weighted sums, if it was asked for and the blocks have not stored it themselves. */
