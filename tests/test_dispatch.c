@@ -321,7 +321,8 @@ static void test_out_of_memory(void)
             _exit(2);
         if (mmap(NULL, 1 << 20, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0) != MAP_FAILED)
             _exit(NO_LIMIT);
-        for (size_t bytes = 1 << 20; bytes >= 16; bytes /= 2)
+        /* Every size class: the allocator keeps freed blocks of each apart. */
+        for (size_t bytes = 1 << 20; bytes >= 16; bytes = bytes > 2048 ? bytes / 2 : bytes - 16)
             for (void *volatile taken = malloc(bytes); taken; taken = malloc(bytes))
                 ; /* volatile: a compiler may leave out memory nobody looks at */
         onepass_handle *made = (onepass_handle *)&made;
