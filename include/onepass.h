@@ -168,10 +168,9 @@ typedef struct onepass_kl_options {
     /* The gradient of the final loss to the value; it has the value's shape. NULL: 1. Gradients are scaled by it. */
     const onepass_tensor *grad_value;
 
-    /* For backward passes: one fp32 element, the grad_value that the gradients now in memory were made for. If
-     * grad_value (one element, too) equals it, nothing is read or written; otherwise the gradients are made anew and it
-     * is set. The comparison is done where the tensors are: on a GPU the host neither reads nor waits. Not together
-     * with `value`. */
+    /* For backward passes: one element, the grad_value that the gradients now in memory were made for. If grad_value
+     * (one element, too) equals it, nothing is read or written; otherwise the gradients are made anew. The comparison
+     * is done where the tensors are: on a GPU the host neither reads nor waits. Not together with `value`. */
     const onepass_tensor *grad_made_for;
 
     void *workspace; /* as onepass_kl_workspace_size asks; on the CPU none is needed */

@@ -22,11 +22,18 @@ typedef struct loaded {
     onep_cu_function *functions[]; /* one for each of onep_fatbin_kernels */
 } loaded;
 
+/* ONEP_CUDA_TICKETS words of device memory. */
+typedef struct ticket_page {
+    struct ticket_page *older;
+    onep_cu_address words;
+} ticket_page;
+
 struct onep_cuda {
     const onep_driver *driver;
     const loaded *kernels;
     onep_cu_stream *stream;
-    onep_cu_address tickets;
+    ticket_page *tickets; /* the newest page first */
+    int tickets_taken;    /* words of the newest page; the oldest page's first word is for launches not captured */
     int32_t ordinal;
     int capability, multiprocessors;
     int64_t l2_bytes;
@@ -166,22 +173,34 @@ static onepass_status check_stream(const onep_cuda *cuda, void *stream)
     return ONEPASS_OK;
 }
 
-/* Allocates the tickets and waits until they are 0, on a stream of its own: nobody else's work is waited for. */
-static int make_tickets(onep_cuda *cuda)
+/* Adds a page of tickets and waits until they are 0, on a stream of its own: nobody else's work is waited for. */
+static onepass_status add_tickets(onep_cuda *cuda, const char *operator_name)
 {
     const onep_driver *driver = cuda->driver;
     const size_t bytes = ONEP_CUDA_TICKETS * sizeof(uint32_t);
+    ticket_page *page = calloc(1, sizeof *page);
+    if (!page)
+        return onep_fail(ONEPASS_OUT_OF_MEMORY, "%s: no memory for a page of tickets", operator_name);
     onep_cu_stream *stream = NULL;
     int error = driver->cuStreamCreate(&stream, ONEP_CU_NON_BLOCKING);
     if (error == 0)
-        error = driver->cuMemAlloc(&cuda->tickets, bytes);
+        error = driver->cuMemAlloc(&page->words, bytes);
     if (error == 0)
-        error = driver->cuMemsetD8Async(cuda->tickets, 0, bytes, stream);
+        error = driver->cuMemsetD8Async(page->words, 0, bytes, stream);
     if (error == 0)
         error = driver->cuStreamSynchronize(stream);
     if (stream)
         driver->cuStreamDestroy(stream);
-    return error;
+    if (error != 0) {
+        if (page->words)
+            driver->cuMemFree(page->words);
+        free(page);
+        return failed(ONEPASS_DEVICE_ERROR, operator_name, "the handle's tickets", error);
+    }
+    page->older = cuda->tickets;
+    cuda->tickets = page;
+    cuda->tickets_taken = 0;
+    return ONEPASS_OK;
 }
 
 static onepass_status fill(onep_cuda *cuda, void *stream)
@@ -212,9 +231,8 @@ static onepass_status fill(onep_cuda *cuda, void *stream)
     status = check_stream(cuda, stream);
     if (status == ONEPASS_OK) {
         cuda->stream = stream;
-        error = make_tickets(cuda);
-        if (error != 0)
-            status = failed(ONEPASS_DEVICE_ERROR, "create", "the handle's tickets", error);
+        status = add_tickets(cuda, "create");
+        cuda->tickets_taken = 1;
     }
     onep_cu_context *popped;
     cuda->driver->cuCtxPopCurrent(&popped);
@@ -258,7 +276,12 @@ void onep_cuda_destroy(onep_cuda *cuda)
         int mode = ONEP_CU_CAPTURE_RELAXED;
         onep_cu_context *popped;
         cuda->driver->cuThreadExchangeStreamCaptureMode(&mode);
-        cuda->driver->cuMemFree(cuda->tickets);
+        while (cuda->tickets) {
+            ticket_page *page = cuda->tickets;
+            cuda->tickets = page->older;
+            cuda->driver->cuMemFree(page->words);
+            free(page);
+        }
         cuda->driver->cuThreadExchangeStreamCaptureMode(&mode);
         cuda->driver->cuCtxPopCurrent(&popped);
     }
@@ -337,7 +360,46 @@ int64_t onep_cuda_l2_bytes(const onep_cuda *cuda)
     return cuda->l2_bytes;
 }
 
+static const ticket_page *oldest_page(const onep_cuda *cuda)
+{
+    const ticket_page *page = cuda->tickets;
+    while (page->older)
+        page = page->older;
+    return page;
+}
+
 void *onep_cuda_tickets(const onep_cuda *cuda)
 {
-    return (void *)(uintptr_t)cuda->tickets;
+    return (void *)(uintptr_t)oldest_page(cuda)->words;
+}
+
+/* A word that no launch has used yet. */
+static onepass_status fresh_ticket(onep_cuda *cuda, const char *operator_name, unsigned **ticket)
+{
+    if (cuda->tickets_taken == ONEP_CUDA_TICKETS) {
+        const onep_driver *driver = cuda->driver;
+        onep_cu_context *popped;
+        int error = driver->cuCtxPushCurrent(cuda->kernels->context);
+        if (error != 0)
+            return failed(ONEPASS_DEVICE_ERROR, operator_name, "the device's primary context", error);
+        int mode = ONEP_CU_CAPTURE_RELAXED; /* or the allocation would end the capture */
+        driver->cuThreadExchangeStreamCaptureMode(&mode);
+        onepass_status status = add_tickets(cuda, operator_name);
+        driver->cuThreadExchangeStreamCaptureMode(&mode);
+        driver->cuCtxPopCurrent(&popped);
+        if (status != ONEPASS_OK)
+            return status;
+    }
+    *ticket = (unsigned *)(uintptr_t)cuda->tickets->words + cuda->tickets_taken++;
+    return ONEPASS_OK;
+}
+
+onepass_status onep_cuda_ticket(onep_cuda *cuda, const char *operator_name, unsigned **ticket)
+{
+    int capturing = 0;
+    /* It fails for the legacy stream while another thread captures; so will the launch, which then says why. */
+    if (cuda->driver->cuStreamIsCapturing(cuda->stream, &capturing) == 0 && capturing == ONEP_CU_CAPTURING)
+        return fresh_ticket(cuda, operator_name, ticket);
+    *ticket = onep_cuda_tickets(cuda);
+    return ONEPASS_OK;
 }

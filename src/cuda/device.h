@@ -35,7 +35,14 @@ int onep_cuda_multiprocessors(const onep_cuda *cuda);
 int onep_cuda_capability(const onep_cuda *cuda);
 int64_t onep_cuda_l2_bytes(const onep_cuda *cuda);
 
-/* Device address of ONEP_CUDA_TICKETS words of 32 bits, all 0; a kernel that counts in them leaves them 0. */
+/*
+ * The word of device memory that the blocks of the next launch count in; a kernel finds it 0 and leaves it 0. Launches
+ * follow each other on the stream and share a word. One that is being captured gets a word of its own, for as long as
+ * the handle lives: its graph may run on another stream, beside launches of this one and beside other graphs.
+ */
+onepass_status onep_cuda_ticket(onep_cuda *cuda, const char *operator_name, unsigned **ticket);
+
+/* For tests: the device address of the first ONEP_CUDA_TICKETS words. */
 void *onep_cuda_tickets(const onep_cuda *cuda);
 
 /* ---- before there is a handle ------------------------------------------------------------------------------------ */

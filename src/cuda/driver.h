@@ -38,6 +38,7 @@ enum {
     ONEP_CU_NON_BLOCKING = 1,   /* of a stream: not ordered with the legacy stream */
     ONEP_CU_CAPTURE_GLOBAL = 0, /* of a capture: a call that is unsafe in one is an error, in any thread */
     ONEP_CU_CAPTURE_RELAXED = 2,
+    ONEP_CU_CAPTURING = 1, /* what cuStreamIsCapturing says of a stream in the middle of a capture */
 };
 
 /* Markers in the last argument of cuLaunchKernel. */
@@ -89,6 +90,7 @@ enum {
     FUNCTION(cuStreamGetCtx, "cuStreamGetCtx", (onep_cu_stream * stream, onep_cu_context * *context))                  \
     FUNCTION(cuStreamBeginCapture, "cuStreamBeginCapture_v2", (onep_cu_stream * stream, int mode))                     \
     FUNCTION(cuStreamEndCapture, "cuStreamEndCapture", (onep_cu_stream * stream, onep_cu_graph * *graph))              \
+    FUNCTION(cuStreamIsCapturing, "cuStreamIsCapturing", (onep_cu_stream * stream, int *status))                       \
     FUNCTION(cuThreadExchangeStreamCaptureMode, "cuThreadExchangeStreamCaptureMode", (int *mode))                      \
     FUNCTION(cuGraphInstantiate, "cuGraphInstantiate_v2",                                                              \
              (onep_cu_graph_exec * *exec, onep_cu_graph * graph, void **error_node, char *log, size_t log_size))       \

@@ -30,9 +30,9 @@ typedef struct onep_kl_common {
     double *partial;          /* workspace: one sum a chunk, or a tile, or a strip */
     unsigned *ticket;         /* counts the blocks that are done; 0 before and after */
     const void *upstream_one; /* the upstream gradient of a value of one element; NULL: 1 */
-    float *made_for;          /* see onepass_kl_options.grad_made_for; NULL: none */
+    const void *made_for;     /* see onepass_kl_options.grad_made_for; NULL: none */
     void *value;              /* the one value; NULL: not asked for */
-    int upstream_one_type, value_type;
+    int upstream_one_type, made_for_type, value_type;
     int outputs, finite;
 } onep_kl_common;
 

@@ -68,15 +68,16 @@ static unsigned grid_for(const onepass_handle *handle, int64_t pieces, int persi
     return (unsigned)at_most(pieces > 0 ? pieces : 1, blocks > 0 ? blocks : 1);
 }
 
-static onep_kl_common common_args(const onepass_handle *handle, const onep_kl_problem *k)
+static onep_kl_common common_args(const onep_kl_problem *k, unsigned *ticket)
 {
     int one_value = k->reduction != ONEPASS_ROWS && k->reduction != ONEPASS_NONE;
     onep_kl_common c = {
         .value_scale = 1 / k->divisor, /* infinite for the mean of nothing: 0 times it is NaN, as it should be */
         .grad_scale = 1 / k->divisor,
-        .partial = k->workspace,
-        .ticket = onep_cuda_tickets(handle->cuda),
-        .made_for = (float *)k->grad_made_for.data,
+        .partial = (double *)k->workspace,
+        .ticket = ticket,
+        .made_for = k->grad_made_for.data,
+        .made_for_type = (int)k->grad_made_for.type,
         .finite = k->semantics == ONEPASS_FINITE,
     };
     if (one_value) {
@@ -107,11 +108,11 @@ static int is_aligned(const onep_operand *operand)
     return (uintptr_t)operand->data % 16 == 0;
 }
 
-static onepass_status launch_flat(const onepass_handle *handle, const onep_kl_problem *k)
+static onepass_status launch_flat(const onepass_handle *handle, const onep_kl_problem *k, unsigned *ticket)
 {
     onep_type type = k->predictions.type;
     onep_kl_flat_args a = {
-        .common = common_args(handle, k),
+        .common = common_args(k, ticket),
         .count = k->columns,
         .chunks = ceil_div(k->columns, ONEP_CUDA_CHUNK((int64_t)onep_type_size(type))),
         .predictions = k->predictions.data,
@@ -168,7 +169,7 @@ static onep_kl_strided strided(const onep_operand *operand, int rank)
     return s;
 }
 
-static onepass_status launch_rows(const onepass_handle *handle, const onep_kl_problem *k)
+static onepass_status launch_rows(const onepass_handle *handle, const onep_kl_problem *k, unsigned *ticket)
 {
     if (k->rows.rank > ONEP_CUDA_MAX_RANK)
         return onep_fail(
@@ -177,7 +178,7 @@ static onepass_status launch_rows(const onepass_handle *handle, const onep_kl_pr
             k->rows.rank, ONEP_CUDA_MAX_RANK);
     int rank = k->rows.rank;
     onep_kl_rows_args a = {
-        .common = common_args(handle, k),
+        .common = common_args(k, ticket),
         .rows = k->rows.count,
         .columns = k->columns,
         .rank = rank,
@@ -227,5 +228,9 @@ onepass_status onep_kl_cuda(const onepass_handle *handle, const onep_kl_problem 
     if (k.reduction == ONEPASS_ROWS && k.rows.count == 1 && !k.weights.data && !k.mask.data)
         k.reduction = ONEPASS_SUM; /* one row: its value is the sum */
     int flat = k.rows.count == 1 && k.reduction != ONEPASS_ROWS && !k.weights.data && !k.mask.data && is_lines(&k);
-    return flat ? launch_flat(handle, &k) : launch_rows(handle, &k);
+    unsigned *ticket;
+    onepass_status status = onep_cuda_ticket(handle->cuda, "kl", &ticket);
+    if (status != ONEPASS_OK)
+        return status;
+    return flat ? launch_flat(handle, &k, ticket) : launch_rows(handle, &k, ticket);
 }

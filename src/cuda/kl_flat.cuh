@@ -79,8 +79,8 @@ template <class T, int FORM, int OUTPUTS, bool ALIGNED> __device__ __forceinline
     static_assert(chunk % (ONEP_CUDA_THREADS * lanes) == 0, "a chunk is a whole number of packs for every thread");
     __shared__ double room[2][ONEP_CUDA_THREADS / 32];
 
-    if (a.common.made_for && (float)upstream_of(a.common) == *a.common.made_for)
-        return; /* the gradients in memory are the ones asked for: no block gets further */
+    if (already_made(a.common))
+        return; /* no block gets further */
     const kl_line<T> line = flat_line<T>(a);
     const int outputs = OUTPUTS ? OUTPUTS : a.common.outputs;
     int turn = 0;
@@ -104,17 +104,11 @@ template <class T, int FORM, int OUTPUTS, bool ALIGNED> __device__ __forceinline
         }
     }
     const bool partials = (outputs & ONEP_CUDA_SUM) && a.chunks != 1;
-    if (!partials && !a.common.made_for)
+    if (!partials || !last_block(a.common.ticket))
         return;
-    if (!last_block(a.common.ticket))
-        return;
-    if (partials) {
-        double sum = sum_partials<ONEP_CUDA_THREADS>(a.common.partial, a.chunks, room[turn]);
-        if (threadIdx.x == 0)
-            store_any<double>(a.common.value_type, a.common.value, sum * a.common.value_scale);
-    }
-    if (threadIdx.x == 0 && a.common.made_for)
-        *a.common.made_for = (float)upstream_of(a.common);
+    double sum = sum_partials<ONEP_CUDA_THREADS>(a.common.partial, a.chunks, room[turn]);
+    if (threadIdx.x == 0)
+        store_any<double>(a.common.value_type, a.common.value, sum * a.common.value_scale);
 }
 
 /*

@@ -258,9 +258,9 @@ template <class T, int FORM, bool LINE> __device__ __forceinline__ void kl_rows(
 {
     const int warps = ONEP_CUDA_ROWS_THREADS / 32;
     __shared__ double room[2][warps];
-    double upstream_one = upstream_of(a.common);
-    if (a.common.made_for && (float)upstream_one == *a.common.made_for)
-        return; /* the gradients in memory are the ones asked for: no block gets further */
+    if (already_made(a.common))
+        return; /* no block gets further */
+    const double upstream_one = upstream_of(a.common);
     const bool one_value = (a.common.outputs & ONEP_CUDA_SUM) && !a.per_row;
     int turn = 0;
     for (long long tile = blockIdx.x; tile < a.tiles; tile += gridDim.x, turn ^= 1) {
@@ -283,7 +283,7 @@ template <class T, int FORM, bool LINE> __device__ __forceinline__ void kl_rows(
         }
     }
     const bool rows_in_parts = (a.common.outputs & ONEP_CUDA_SUM) && a.per_row && a.parts > 1;
-    if (!one_value && !rows_in_parts && !a.common.made_for)
+    if (!one_value && !rows_in_parts)
         return;
     if (!last_block(a.common.ticket))
         return;
@@ -301,8 +301,6 @@ template <class T, int FORM, bool LINE> __device__ __forceinline__ void kl_rows(
             store_any<double>(a.value.type, a.value.data + offsets_of(a, row).value, sum);
         }
     }
-    if (threadIdx.x == 0 && a.common.made_for)
-        *a.common.made_for = (float)upstream_one;
 }
 
 /* Rows of any strides. */

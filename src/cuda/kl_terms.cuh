@@ -351,6 +351,12 @@ __device__ __forceinline__ double upstream_of(const onep_kl_common &common)
     return common.upstream_one ? load_any<double>(common.upstream_one_type, common.upstream_one) : 1.0;
 }
 
+/* True if the gradients in memory are the ones asked for. */
+__device__ __forceinline__ bool already_made(const onep_kl_common &common)
+{
+    return common.made_for && upstream_of(common) == load_any<double>(common.made_for_type, common.made_for);
+}
+
 /* The running sums of a thread. */
 template <class R> struct kl_sums {
     R linear, rest, binades;

@@ -162,9 +162,6 @@ static onepass_status check_made_for(const char *op, const onepass_kl_options *o
     if (value)
         return onep_fail(ONEPASS_INVALID_ARGUMENT, "%s: grad_made_for: given with value; it is for gradients alone",
                          op);
-    if (onep_type_of(options->grad_made_for->dtype) != ONEP_F32)
-        return onep_fail(ONEPASS_INVALID_ARGUMENT, "%s: grad_made_for: dtype %s; it must be float32", op,
-                         onep_type_name(onep_type_of(options->grad_made_for->dtype)));
     return ONEPASS_OK;
 }
 
@@ -215,16 +212,13 @@ static onepass_status check_workspace(const char *op, const onepass_handle *hand
     return status;
 }
 
-/* On the CPU: true if the gradients in memory are those asked for; if not, notes what they are about to be made for. */
+/* On the CPU: true if the gradients in memory are those asked for. */
 static int already_made(const onep_kl_problem *k)
 {
     if (!k->grad_made_for.data)
         return 0;
     double wanted = k->grad_value.data ? onep_load(k->grad_value.type, k->grad_value.data) : 1;
-    if ((double)(float)wanted == onep_load(ONEP_F32, k->grad_made_for.data))
-        return 1;
-    onep_store(ONEP_F32, k->grad_made_for.data, wanted);
-    return 0;
+    return wanted == onep_load(k->grad_made_for.type, k->grad_made_for.data);
 }
 
 static onepass_status kl(onep_kl_form form, onepass_handle *handle, const onepass_tensor *predictions,
@@ -254,7 +248,7 @@ static onepass_status kl(onep_kl_form form, onepass_handle *handle, const onepas
         [WEIGHTS] = {"row_weights", options.row_weights, ONEP_PER_ROW, 0, 0, ONEP_NO_TYPE, ONEP_NO_TYPE},
         [MASK] = {"row_mask", options.row_mask, ONEP_PER_ROW, 1, 0, ONEP_NO_TYPE, ONEP_NO_TYPE},
         [GRAD_VALUE] = {"grad_value", options.grad_value, value_shape, 0, 0, ONEP_NO_TYPE, ONEP_NO_TYPE},
-        [GRAD_MADE_FOR] = {"grad_made_for", options.grad_made_for, ONEP_ONE, 0, 1, ONEP_NO_TYPE, ONEP_NO_TYPE},
+        [GRAD_MADE_FOR] = {"grad_made_for", options.grad_made_for, ONEP_ONE, 0, 0, ONEP_NO_TYPE, ONEP_NO_TYPE},
         [VALUE] = {"value", value, value_shape, 0, 1, ONEP_NO_TYPE, ONEP_NO_TYPE},
         [GRAD_PREDICTIONS] = {"grad_predictions", grad_predictions, ONEP_PER_ELEMENT, 0, 1, ONEP_NO_TYPE, ONEP_NO_TYPE},
         [GRAD_TARGETS] = {"grad_targets", grad_targets, ONEP_PER_ELEMENT, 0, 1, ONEP_NO_TYPE, ONEP_NO_TYPE},
