@@ -121,6 +121,8 @@ typedef struct onepass_config {
     const char *isa;       /* CPU only: "ref", "scalar", "avx2", "avx512", "neon"; NULL: $ONEPASS_ISA, else the best */
     onepass_progress progress; /* CPU only; NULL: none */
     void *progress_context;
+    int32_t
+        trust_addresses; /* CUDA only: 1: the driver is not asked whether addresses are the device's; it costs time */
 } onepass_config;
 
 /* config NULL: the defaults. On failure *handle is set to NULL. */
@@ -132,6 +134,10 @@ ONEPASS_API void onepass_destroy(onepass_handle *handle);
 /* The vector level the handle computes with ("avx2"), and its number of threads. NULL handle: "" and 0. */
 ONEPASS_API const char *onepass_isa(const onepass_handle *handle);
 ONEPASS_API int32_t onepass_threads(const onepass_handle *handle);
+
+/* 1 if the handle's stream is in the middle of a capture: what is called then runs when the graph does, so memory that
+ * is used again from call to call must not be given to it. 0 otherwise, and on the CPU. */
+ONEPASS_API int32_t onepass_is_capturing(const onepass_handle *handle);
 
 /* ---- KL divergence ------------------------------------------------------------------------------------------------ *
  *

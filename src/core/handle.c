@@ -51,6 +51,9 @@ static onepass_status check_for_cuda(const onepass_config *config)
     if (config->device.id < 0)
         return onep_fail(ONEPASS_INVALID_ARGUMENT, "create: config.device: cuda:%d; the id must not be negative",
                          (int)config->device.id);
+    if ((config->trust_addresses & ~1) != 0)
+        return onep_fail(ONEPASS_INVALID_ARGUMENT, "create: config.trust_addresses: %d; it must be 0 or 1",
+                         (int)config->trust_addresses);
     if (config->threads != 0)
         return onep_fail(ONEPASS_INVALID_ARGUMENT,
                          "create: config.threads: %d; it is for the CPU, with a CUDA device it must be 0",
@@ -71,6 +74,10 @@ static onepass_status check_for_cpu(const onepass_config *config)
     if (config->stream)
         return onep_fail(ONEPASS_INVALID_ARGUMENT, "create: config.stream: %p; the CPU has no streams, it must be NULL",
                          config->stream);
+    if (config->trust_addresses)
+        return onep_fail(ONEPASS_INVALID_ARGUMENT,
+                         "create: config.trust_addresses: %d; it is for CUDA devices, with the CPU it must be 0",
+                         (int)config->trust_addresses);
     if (config->threads < 0 || config->threads > ONEP_MAX_THREADS)
         return onep_fail(ONEPASS_INVALID_ARGUMENT, "create: config.threads: %d; it must be from 0 (all cores) to %d",
                          (int)config->threads, ONEP_MAX_THREADS);
@@ -84,7 +91,7 @@ static onepass_status fill(onepass_handle *handle, const onepass_config *config)
     onepass_status status = is_cuda ? check_for_cuda(config) : check_for_cpu(config);
     if (status == ONEPASS_OK && is_cuda) {
         handle->level = ONEP_CUDA;
-        status = onep_cuda_create(config->device.id, config->stream, &handle->cuda);
+        status = onep_cuda_create(config->device.id, config->stream, config->trust_addresses, &handle->cuda);
     } else if (status == ONEPASS_OK) {
         status = choose_level(config->isa, &handle->level);
         handle->threads = config->threads ? config->threads : usable_cores();
@@ -117,7 +124,7 @@ onepass_status onepass_create(const onepass_config *config, onepass_handle **han
                          "create: config.device: type %d, id %d; use ONEPASS_CPU with id 0, or ONEPASS_CUDA",
                          (int)known.device.type, (int)known.device.id);
 
-    onepass_handle *created = calloc(1, sizeof *created);
+    onepass_handle *created = (onepass_handle *)calloc(1, sizeof *created);
     if (!created)
         return onep_fail(ONEPASS_OUT_OF_MEMORY, "create: no memory for a handle of %zu bytes", sizeof *created);
     status = fill(created, &known);
@@ -144,4 +151,9 @@ const char *onepass_isa(const onepass_handle *handle)
 int32_t onepass_threads(const onepass_handle *handle)
 {
     return handle ? handle->threads : 0;
+}
+
+int32_t onepass_is_capturing(const onepass_handle *handle)
+{
+    return handle && handle->cuda && onep_cuda_is_capturing(handle->cuda);
 }
