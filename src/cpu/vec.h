@@ -35,7 +35,8 @@
  *   vf_acc vf_acc_add(acc, x)                adds each lane
  *   double vf_acc_sum(acc)                   the lanes in a fixed order
  *
- * The v_ names below choose the family by the type of the first argument.
+ * The v_ names below choose the family by the type of the first argument. C++ has overloaded functions for that:
+ * whoever includes this file in C++ defines the v_ names so (python/onepass/export does).
  */
 #ifndef ONEP_VEC_H
 #define ONEP_VEC_H
@@ -48,6 +49,7 @@
 #define V_JOIN_(a, b) a##_##b
 #define V_JOIN(a, b)  V_JOIN_(a, b)
 
+#ifndef __cplusplus
 #define V_PICK(name, a)        _Generic((a), vf : vf_##name, vd : vd_##name)
 #define v_add(a, b)            V_PICK(add, a)(a, b)
 #define v_sub(a, b)            V_PICK(sub, a)(a, b)
@@ -76,5 +78,6 @@
 #define V_PICK_ACC(name, acc)  _Generic((acc), vf_acc : vf_acc_##name, vd_acc : vd_acc_##name)
 #define v_acc_add(acc, x)      V_PICK_ACC(add, acc)(acc, x)
 #define v_acc_sum(acc)         V_PICK_ACC(sum, acc)(acc)
+#endif
 
 #endif
