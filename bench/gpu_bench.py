@@ -11,6 +11,7 @@ is written. error is relative to float64 of the same inputs, of a result stored 
 inputs); error_before_rounding is that of the same result stored in float64; grad_error is the gradient's, in the
 Frobenius norm.
 extra_bytes is memory beyond the inputs at the peak, a gradient included.
+pytorch is the same work through onepass.torch, autograd included.
 """
 import argparse
 import datetime
@@ -138,6 +139,14 @@ def torch_loss(form, cast):
     return loss
 
 
+def onepass_loss(form):
+    """The same through onepass.torch."""
+    import onepass.torch
+    function = onepass.torch.kl_div if form.startswith("log_probs") else onepass.torch.kl_div_probs
+    log_t = form in ("probs_log_probs", "log_probs_log_probs")
+    return lambda p, t: function(p, t, reduction="batchmean", log_target=log_t)
+
+
 class Rival:
     """PyTorch's way: a loss function, its backward pass to the predictions if asked for."""
 
@@ -263,6 +272,7 @@ def summary(values):
 class Bench:
     def __init__(self, arguments):
         self.arguments = arguments
+        sys.path.insert(0, os.path.join(ROOT, arguments.build, "python"))
         self.library = Library(os.path.join(ROOT, arguments.build, "libonepass.so"))
         self.probe = ReadProbe(os.path.join(ROOT, arguments.build, "cuda", "probe.fatbin"))
         self.flush = Flush()
@@ -299,6 +309,11 @@ class Bench:
         else:
             runs["floor"] = self.probe.over(both)
 
+        through = Rival(onepass_loss(form), predictions, targets, backward)
+        through()
+        row["pytorch"] = {"extra_bytes": peak_growth(through)}
+        runs["pytorch"] = through
+
         rivals = {"eager": Rival(torch_loss(form, False), predictions, targets, backward)}
         if self.arguments.compile:
             torch.compiler.reset()
@@ -332,8 +347,10 @@ class Bench:
         row.update(summary(samples["ours"]))
         row["floor_ms"] = summary(samples["floor"])["ms"]
         row["share_of_floor"] = round(row["floor_ms"] / row["ms"], 4)
+        row["pytorch"].update(summary(samples["pytorch"]))
         if "ours" in launches:
             row["launch_ms"] = round(launches["ours"], 6)
+            row["pytorch"]["launch_ms"] = round(launches["pytorch"], 6)
         for rival_name in row["rivals"]:
             if rival_name in samples:
                 row["rivals"][rival_name].update(summary(samples[rival_name]))
@@ -342,13 +359,13 @@ class Bench:
             if rival_name in refused:
                 row["rivals"][rival_name]["graph"] = refused[rival_name][:200]
         self.rows.append(row)
-        print("%-42s %8.4f ms (%.4f-%.4f)  floor %.4f  error %.1e  %s  [%.0f s]" % (
-            name, row["ms"], row["ms_q20"], row["ms_q80"], row["floor_ms"], row["error"],
+        print("%-42s %8.4f ms (%.4f-%.4f)  in PyTorch %.4f  floor %.4f  error %.1e  %s  [%.0f s]" % (
+            name, row["ms"], row["ms_q20"], row["ms_q80"], row["pytorch"]["ms"], row["floor_ms"], row["error"],
             "  ".join("%s %s %s" % (key, "%.4f" % rival["ms"] if "ms" in rival else "-",
                                     "%.1e" % rival["error"] if "error" in rival else rival.get("failed", "?"))
                       for key, rival in row["rivals"].items()), time.time() - begun), flush=True)
         ours.close()
-        del ours, runs, rivals, both, predictions, targets, inputs
+        del ours, runs, rivals, through, both, predictions, targets, inputs
         gc.collect()
         torch.cuda.empty_cache()
 

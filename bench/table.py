@@ -68,17 +68,19 @@ def table(path, result):
     order = [name for name in WORDS if name in rows] + [name for name in rows if name not in WORDS]
     lines = [
         "%s, driver %s, PyTorch %s, %s (`%s`). Milliseconds, median; floor: the same bytes read, or read and written,"
-        " and nothing else. Error: relative, against float64. Memory: beyond the inputs, a gradient included." % (
+        " and nothing else. In PyTorch: through onepass.torch, autograd included. Error: relative, against float64."
+        " Memory: beyond the inputs, a gradient included." % (
             result["device"], result["driver"], result.get("torch", "not there"), result["date"], path),
         "",
-        "| work | onepass | floor | eager | torch.compile | error | eager's error | memory | eager's memory |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| work | onepass | in PyTorch | floor | eager | torch.compile | error | eager's error | memory | eager's memory |",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for name in order:
         row = rows[name]
         eager, compiled = row["rivals"].get("eager", {}), row["rivals"].get("compile", {})
-        lines.append("| %s | **%s** | %s | %s | %s | %s | %s | %s | %s |" % (
-            WORDS.get(name, name), milliseconds(row["ms"]), milliseconds(row.get("floor_ms")),
+        lines.append("| %s | **%s** | %s | %s | %s | %s | %s | %s | %s | %s |" % (
+            WORDS.get(name, name), milliseconds(row["ms"]), milliseconds(row.get("pytorch", {}).get("ms")),
+            milliseconds(row.get("floor_ms")),
             milliseconds(eager.get("ms")), milliseconds(compiled.get("ms")), error(row.get("error")),
             error(eager.get("error")), size(row.get("extra_bytes")), size(eager.get("extra_bytes"))))
     if any("graph" in row.get("protocol", "") for row in result["rows"]):
