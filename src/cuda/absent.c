@@ -1,6 +1,9 @@
 /* Stands in for device.c and the kernels' plans in a build without CUDA kernels: every question is answered with no. */
+#include <stdio.h>
+
 #include "device.h"
 #include "kl.h"
+#include "product.h"
 #include "status.h"
 
 static const char reason[] = "this library was built without CUDA kernels";
@@ -46,6 +49,12 @@ int onep_cuda_capability(const onep_cuda *cuda)
 int64_t onep_cuda_l2_bytes(const onep_cuda *cuda)
 {
     (void)cuda;
+    return 0;
+}
+
+int onep_products_describe(char *text, size_t size)
+{
+    snprintf(text, size, "%s", reason);
     return 0;
 }
 
