@@ -27,7 +27,7 @@ typedef struct onep_lt_shape {
     int64_t workspace;     /* bytes the algorithm may use */
     int type, d_type;      /* onep_type of A and B, and of D */
     int a_transposed, b_transposed;
-    int a_alignment, b_alignment, d_alignment; /* bytes, a power of 2, up to 16 */
+    int a_alignment, b_alignment, d_alignment; /* bytes, a power of 2, up to 256 */
     int math, bias;                            /* a bias has D's type, elements side by side */
 } onep_lt_shape;
 

@@ -3,8 +3,8 @@
 #include "head_softmax.cuh"
 #include "head_stats.cuh"
 
-ONEP_HEAD_STATS(any32, loose_columns<float>)
-ONEP_HEAD_STATS(any64, loose_columns<double>)
+ONEP_HEAD_STATS(any32, loose_columns<float>, 4)
+ONEP_HEAD_STATS(any64, loose_columns<double>, 2)
 
 #define ONEP_HEAD_ANY(name, R)                                                                                         \
     extern "C" __global__ void __launch_bounds__(ONEP_HEAD_STATS_THREADS)                                              \

@@ -18,7 +18,7 @@ typedef struct onep_head_matrix {
 /* How the work is cut: by the shape alone, so that the bits of a result are the same on every device. */
 enum {
     ONEP_HEAD_STRIP = 128,         /* columns a block takes statistics of, */
-    ONEP_HEAD_CHUNK = 128,         /* and rows it has in registers at a time, packed elements; */
+    ONEP_HEAD_CHUNK = 128,         /* and rows it takes them of at a time, packed elements; */
     ONEP_HEAD_CHUNK_ANY = 64,      /* with any strides */
     ONEP_HEAD_STATS_THREADS = 256,
     ONEP_HEAD_MAX_SPLITS = 64,     /* blocks that share a strip of columns, and */
@@ -32,14 +32,33 @@ enum {
     ONEP_HEAD_MAX_GRAD_BLOCKS = 128, /* blocks wanted of it; strips are shared until there are so many */
 };
 
-/* What features (columns) have, and where what becomes of them goes. Absent: 0, 1, 0, 1; not kept; not wanted. */
+/* What features (columns) have, in this order; absent: 0, 1, 0, 1, 0, 1. */
+enum {
+    ONEP_HEAD_BIAS,
+    ONEP_HEAD_GAMMA,
+    ONEP_HEAD_BETA,
+    ONEP_HEAD_SCALE,
+    ONEP_HEAD_MEAN, /* forward: the running ones; backward: mean and rstd */
+    ONEP_HEAD_SPREAD,
+    ONEP_HEAD_VALUES,
+};
+
+/* What becomes of them: forward mean, rstd and the running ones; backward gradients. Absent: not wanted. */
+enum {
+    ONEP_HEAD_TO_MEAN,
+    ONEP_HEAD_TO_RSTD,
+    ONEP_HEAD_TO_RUNNING_MEAN,
+    ONEP_HEAD_TO_RUNNING_VAR,
+    ONEP_HEAD_RESULTS,
+};
+enum { ONEP_HEAD_TO_BIAS, ONEP_HEAD_TO_GAMMA, ONEP_HEAD_TO_BETA, ONEP_HEAD_TO_SCALE };
+
 typedef struct onep_head_features {
-    onep_head_matrix bias, gamma, beta, scale;
-    onep_head_matrix running_mean, running_var;
-    onep_head_matrix mean, rstd;
+    onep_head_matrix in[ONEP_HEAD_VALUES], out[ONEP_HEAD_RESULTS];
     void *slope, *offset; /* workspace, in the computed type: log2(e) z = slope y + offset */
     long long *batches;   /* counted up by 1 if not NULL and the statistics are the batch's */
     double eps, momentum;
+    double per_row, per_free_row; /* 1 / rows, 1 / (rows - 1) */
     long long rows, columns;
     int cumulative; /* the factor is 1 / batches, counted with this one, instead of momentum */
     int running;    /* normalise by the running statistics, which are only read then */
@@ -69,16 +88,17 @@ typedef struct onep_head_softmax_args {
  */
 typedef struct onep_head_grad_args {
     onep_head_matrix grad_output, output, product;
-    onep_head_matrix mean, rstd, gamma, beta, scale;
-    onep_head_matrix grad_bias, grad_gamma, grad_beta, grad_scale;
+    onep_head_matrix in[ONEP_HEAD_VALUES], out[ONEP_HEAD_RESULTS]; /* no bias is read */
+    onep_head_matrix one_scale;    /* the gradient of a scale that is one value for all; out has none then */
     onep_head_matrix grad_product; /* dy; absent: not wanted */
     void *dots;                    /* r, one a row, in the computed type */
     void *partial;                 /* parts x 2 x columns, in the computed type */
     double *scale_partial;         /* a strip's share of the gradient of one scale */
+    double per_row;                /* 1 / rows */
     unsigned *ticket;
     long long rows, columns, part_rows, split_rows;
     int parts, strips, splits;
-    int running, one_scale;
+    int running;
 } onep_head_grad_args;
 
 /* ---- products ---------------------------------------------------------------------------------------------------- */

@@ -23,12 +23,12 @@ template <class R> __device__ __forceinline__ R sum_over_block(R x, R *room)
 
 /* ---- over rows --------------------------------------------------------------------------------------------------- */
 
-/* Rows in registers, 8 columns a thread: the output and its gradient of type T, all elements side by side. */
+/* Rows in registers, 8 columns a thread: the output and its gradient of type T, mean float, elements side by side. */
 template <class T> __device__ __forceinline__ void head_grad_rows(const onep_head_grad_args &a)
 {
-    enum { COLUMNS = 8, EACH = element<T>::lanes, GROUPS = COLUMNS / EACH, PREFETCH = EACH == 8 };
+    enum { COLUMNS = 8, EACH = element<T>::lanes, GROUPS = COLUMNS / EACH };
     __shared__ float room[2][32];
-    __shared__ float mean[ONEP_HEAD_ROW_COLUMNS]; /* a thread reads only what it wrote */
+    __shared__ __align__(16) float mean[ONEP_HEAD_ROW_COLUMNS]; /* a thread reads only what it wrote */
     const long long first = blockIdx.x * a.part_rows;
     const long long end = first + a.part_rows < a.rows ? first + a.part_rows : a.rows;
 
@@ -36,53 +36,39 @@ template <class T> __device__ __forceinline__ void head_grad_rows(const onep_hea
     let_next_begin();
     float s0[COLUMNS] = {}, s1[COLUMNS] = {};
 #pragma unroll
-    for (int i = 0; i < COLUMNS; i++) {
+    for (int i = 0; i < COLUMNS; i += 4) {
         unsigned j = (i / EACH * blockDim.x + threadIdx.x) * EACH + i % EACH;
-        mean[j] = j < a.columns ? (float)feature(a.mean, j, 0) : 0.0f;
+        float4 four = make_float4(0, 0, 0, 0);
+        if (j < a.columns)
+            four = *reinterpret_cast<const float4 *>(a.in[ONEP_HEAD_MEAN].data + j * sizeof(float));
+        *reinterpret_cast<float4 *>(mean + j) = four;
     }
-    struct inputs {
-        pack<T> g[GROUPS], p[GROUPS];
-    } here, next;
-    auto load = [&](long long row, inputs &to) {
-#pragma unroll
-        for (int k = 0; k < GROUPS; k++) {
-            unsigned at = (k * blockDim.x + threadIdx.x) * EACH;
-            to.g[k] = pack<T>();
-            to.p[k] = pack<T>();
-            if (at < a.columns) {
-                const char *from = a.grad_output.data + row * a.grad_output.row_stride;
-                to.g[k] = load_pack(reinterpret_cast<const T *>(from) + at);
-                from = a.output.data + row * a.output.row_stride;
-                to.p[k] = load_pack(reinterpret_cast<const T *>(from) + at);
-            }
-        }
-    };
     const int count = (int)(end - first);
-    if (PREFETCH && count > 0)
-        load(first, next);
 #pragma unroll 1
     for (int done = 0; done < count; done++) {
         const long long row = first + done;
-        here = next;
-        if (!PREFETCH)
-            load(row, here);
+        pack<T> g[GROUPS], p[GROUPS];
         float q[COLUMNS] = {}, gradient[EACH], output[EACH], dot = 0;
 #pragma unroll
         for (int k = 0; k < GROUPS; k++) {
             unsigned at = (k * blockDim.x + threadIdx.x) * EACH;
+            g[k] = pack<T>();
+            p[k] = pack<T>();
             if (at < a.columns) {
-                const float *from = reinterpret_cast<const float *>(a.product.data + row * a.product.row_stride) + at;
+                const char *from = a.grad_output.data + row * a.grad_output.row_stride;
+                g[k] = load_pack(reinterpret_cast<const T *>(from) + at);
+                from = a.output.data + row * a.output.row_stride;
+                p[k] = load_pack(reinterpret_cast<const T *>(from) + at);
+                from = a.product.data + row * a.product.row_stride + at * sizeof(float);
 #pragma unroll
                 for (int i = 0; i < EACH; i += 4)
-                    group<float, 4>::load(reinterpret_cast<const char *>(from + i), q + k * EACH + i);
+                    group<float, 4>::load(from + i * sizeof(float), q + k * EACH + i);
             }
         }
-        if (PREFETCH && done + 1 < count)
-            load(row + 1, next);
 #pragma unroll
         for (int k = 0; k < GROUPS; k++) {
-            unpack<T>(here.g[k], gradient);
-            unpack<T>(here.p[k], output);
+            unpack<T>(g[k], gradient);
+            unpack<T>(p[k], output);
 #pragma unroll
             for (int i = 0; i < EACH; i++)
                 dot = fmaf(gradient[i], output[i], dot);
@@ -92,8 +78,8 @@ template <class T> __device__ __forceinline__ void head_grad_rows(const onep_hea
             static_cast<float *>(a.dots)[row] = dot;
 #pragma unroll
         for (int k = 0; k < GROUPS; k++) {
-            unpack<T>(here.g[k], gradient);
-            unpack<T>(here.p[k], output);
+            unpack<T>(g[k], gradient);
+            unpack<T>(p[k], output);
 #pragma unroll
             for (int i = 0; i < EACH; i++) {
                 int c = k * EACH + i;
@@ -137,7 +123,7 @@ template <class R> __device__ __forceinline__ void head_grad_rows_any(const onep
     }
     __syncthreads(); /* thread 0's dots are visible to the block */
     for (long long j = threadIdx.x; j < a.columns; j += blockDim.x) {
-        R mean = (R)feature(a.mean, j, 0), s0 = 0, s1 = 0;
+        R mean = at(a.in[ONEP_HEAD_MEAN], 0, j), s0 = 0, s1 = 0;
         for (long long row = first; row < end; row++) {
             R dz = at(a.output, row, j) * (at(a.grad_output, row, j) - dots[row]);
             s0 += dz;
@@ -234,41 +220,42 @@ template <class SOURCE> __device__ __forceinline__ void head_grad_columns(const 
     };
     __shared__ grad_column<real> column_of[ONEP_HEAD_GRAD_STRIP];
     __shared__ double room[32];
+    __shared__ double in[ONEP_HEAD_VALUES][ONEP_HEAD_GRAD_STRIP], out[ONEP_HEAD_RESULTS][ONEP_HEAD_GRAD_STRIP];
     const int strip = blockIdx.x % a.strips, split = blockIdx.x / a.strips;
     const long long begin = (long long)strip * ONEP_HEAD_GRAD_STRIP;
 
     wait_for_previous();
     let_next_begin();
     const long long own = begin + threadIdx.x % ONEP_HEAD_GRAD_STRIP;
+    const long long j = begin + threadIdx.x % ACROSS * EACH;
+    const long long first = split * a.split_rows;
+    const long long end = first + a.split_rows < a.rows ? first + a.split_rows : a.rows;
+    load_features(a.in, begin, a.columns, in);
     double s0, s1;
     merge_parts<real>(a, own, s0, s1);
     double scale_share = 0;
     if (threadIdx.x < ONEP_HEAD_GRAD_STRIP && own < a.columns) {
-        double rstd = feature(a.rstd, own, 1), gamma = feature(a.gamma, own, 1), beta = feature(a.beta, own, 0);
-        double scale = feature(a.scale, own, 1), rows = (double)a.rows;
-        grad_column<real> c = {(real)feature(a.mean, own, 0), (real)(scale * gamma * rstd), 0, 0};
+        const int k = threadIdx.x;
+        double rstd = in[ONEP_HEAD_SPREAD][k], gamma = in[ONEP_HEAD_GAMMA][k], scale = in[ONEP_HEAD_SCALE][k];
+        grad_column<real> c = {(real)in[ONEP_HEAD_MEAN][k], (real)(scale * gamma * rstd), 0, 0};
         s1 *= rstd; /* from here on the sum of dz xh */
         if (!a.running) {
-            c.level = (real)(s0 / rows);
-            c.tilt = (real)(rstd * s1 / rows);
+            c.level = (real)(s0 * a.per_row);
+            c.tilt = (real)(rstd * s1 * a.per_row);
         }
-        column_of[threadIdx.x] = c;
-        scale_share = gamma * s1 + beta * s0;
-        if (split == 0) {
-            store_feature(a.grad_beta, own, scale * s0);
-            store_feature(a.grad_gamma, own, scale * s1);
-            /* with the batch's own statistics dy has no mean over the batch */
-            store_feature(a.grad_bias, own, a.running ? scale * gamma * rstd * s0 : 0.0);
-            if (!a.one_scale)
-                store_feature(a.grad_scale, own, scale_share);
-        }
+        column_of[k] = c;
+        scale_share = gamma * s1 + in[ONEP_HEAD_BETA][k] * s0;
+        out[ONEP_HEAD_TO_BETA][k] = scale * s0;
+        out[ONEP_HEAD_TO_GAMMA][k] = scale * s1;
+        /* with the batch's own statistics dy has no mean over the batch */
+        out[ONEP_HEAD_TO_BIAS][k] = a.running ? scale * gamma * rstd * s0 : 0.0;
+        out[ONEP_HEAD_TO_SCALE][k] = scale_share;
     }
     __syncthreads();
+    if (split == 0)
+        store_features(a.out, begin, a.columns, out);
 
     if (a.grad_product.data) {
-        const long long j = begin + threadIdx.x % ACROSS * EACH;
-        const long long first = split * a.split_rows;
-        const long long end = first + a.split_rows < a.rows ? first + a.split_rows : a.rows;
         const real *dots = static_cast<const real *>(a.dots);
         grad_column<real> c[EACH];
 #pragma unroll
@@ -289,7 +276,7 @@ template <class SOURCE> __device__ __forceinline__ void head_grad_columns(const 
     }
 
     /* the gradient of one scale for all features: a share a strip, added up by index by the block that comes last */
-    if (!a.one_scale || !a.grad_scale.data)
+    if (!a.one_scale.data)
         return;
     double share = block_sum<ONEP_HEAD_GRAD_THREADS>(scale_share, room);
     if (split == 0 && threadIdx.x == 0)
@@ -298,7 +285,7 @@ template <class SOURCE> __device__ __forceinline__ void head_grad_columns(const 
         return;
     double total = sum_partials<ONEP_HEAD_GRAD_THREADS>(a.scale_partial, a.strips, room);
     if (threadIdx.x == 0)
-        store_feature(a.grad_scale, 0, total);
+        store_any<double>(a.one_scale.type, a.one_scale.data, total);
 }
 
 #define ONEP_HEAD_GRAD_ROWS(name, T)                                                                                   \

@@ -189,19 +189,20 @@ static onepass_status run_statistics(onep_cuda *cuda, const onep_head_problem *p
 {
     onep_rows rows = rows_of(p->rows.count);
     onep_head_stats_args a = {
-        .features = {.bias = vector(&p->bias),
-                     .gamma = vector(&p->gamma),
-                     .beta = vector(&p->beta),
-                     .scale = vector(&p->scale),
-                     .running_mean = vector(&p->running_mean),
-                     .running_var = vector(&p->running_var),
-                     .mean = vector(&p->mean),
-                     .rstd = vector(&p->rstd),
+        .features = {.in = {[ONEP_HEAD_BIAS] = vector(&p->bias),
+                            [ONEP_HEAD_GAMMA] = vector(&p->gamma),
+                            [ONEP_HEAD_BETA] = vector(&p->beta),
+                            [ONEP_HEAD_SCALE] = vector(&p->scale),
+                            [ONEP_HEAD_MEAN] = vector(&p->running_mean),
+                            [ONEP_HEAD_SPREAD] = vector(&p->running_var)},
+                     .out = {[ONEP_HEAD_TO_MEAN] = vector(&p->mean), [ONEP_HEAD_TO_RSTD] = vector(&p->rstd)},
                      .slope = f->slope,
                      .offset = f->offset,
                      .batches = (long long *)(void *)p->batches_tracked.data,
                      .eps = p->eps,
                      .momentum = p->momentum,
+                     .per_row = 1 / (double)p->rows.count,
+                     .per_free_row = 1 / (double)(p->rows.count - 1),
                      .rows = p->rows.count,
                      .columns = p->columns,
                      .cumulative = p->cumulative,
@@ -216,9 +217,10 @@ static onepass_status run_statistics(onep_cuda *cuda, const onep_head_problem *p
     char name[48];
     if (a.features.running) {
         snprintf(name, sizeof name, "onep_head_prepare_%s", any);
-        return onep_cuda_launch_early(cuda, "head", name, (unsigned)ceil_div(p->columns, ONEP_HEAD_STATS_THREADS),
-                                      ONEP_HEAD_STATS_THREADS, 0, &a, sizeof a);
+        return onep_cuda_launch_early(cuda, "head", name, (unsigned)a.strips, ONEP_HEAD_STATS_THREADS, 0, &a, sizeof a);
     }
+    a.features.out[ONEP_HEAD_TO_RUNNING_MEAN] = a.features.in[ONEP_HEAD_MEAN];
+    a.features.out[ONEP_HEAD_TO_RUNNING_VAR] = a.features.in[ONEP_HEAD_SPREAD];
     int tickets = a.splits > 1 ? a.strips + 1 : 1;
     onepass_status status = onep_cuda_tickets_of(cuda, "head", tickets, &a.tickets);
     if (status != ONEPASS_OK)
@@ -384,15 +386,14 @@ static onep_head_grad_args grad_args(const onep_head_backward_problem *p, const 
         .grad_output = matrix(&p->grad_output, &rows),
         .output = matrix(&p->output, &rows),
         .product = matrix(&p->product, &rows),
-        .mean = vector(&p->mean),
-        .rstd = vector(&p->rstd),
-        .gamma = vector(&p->gamma),
-        .beta = vector(&p->beta),
-        .scale = vector(&p->scale),
-        .grad_bias = vector(&p->grad_bias),
-        .grad_gamma = vector(&p->grad_gamma),
-        .grad_beta = vector(&p->grad_beta),
-        .grad_scale = vector(&p->grad_scale),
+        .in = {[ONEP_HEAD_GAMMA] = vector(&p->gamma),
+               [ONEP_HEAD_BETA] = vector(&p->beta),
+               [ONEP_HEAD_SCALE] = vector(&p->scale),
+               [ONEP_HEAD_MEAN] = vector(&p->mean),
+               [ONEP_HEAD_SPREAD] = vector(&p->rstd)},
+        .out = {[ONEP_HEAD_TO_BIAS] = vector(&p->grad_bias),
+                [ONEP_HEAD_TO_GAMMA] = vector(&p->grad_gamma),
+                [ONEP_HEAD_TO_BETA] = vector(&p->grad_beta)},
         .dots = b->dots,
         .partial = b->partial,
         .scale_partial = b->scale_partial,
@@ -404,8 +405,12 @@ static onep_head_grad_args grad_args(const onep_head_backward_problem *p, const 
         .strips = (int)b->strips,
         .splits = (int)b->splits,
         .running = p->statistics == ONEPASS_RUNNING_STATISTICS,
-        .one_scale = p->scale_is_one_value,
+        .per_row = p->rows.count ? 1 / (double)p->rows.count : 0,
     };
+    if (p->scale_is_one_value)
+        a.one_scale = vector(&p->grad_scale);
+    else
+        a.out[ONEP_HEAD_TO_SCALE] = vector(&p->grad_scale);
     if (p->grad_input.data || p->grad_weight.data)
         a.grad_product = matrix(&b->dy, &rows);
     return a;
@@ -425,7 +430,9 @@ static onepass_status run_grad_rows(onep_cuda *cuda, const onep_head_grad_args *
         return ONEPASS_OK;
     char name[48];
     unsigned threads = 1024;
-    if (a->columns <= ONEP_HEAD_ROW_COLUMNS && grads_packed(a, 16 / (int)size_of((onep_type)a->output.type))) {
+    const onep_head_matrix *mean = &a->in[ONEP_HEAD_MEAN];
+    if (a->columns <= ONEP_HEAD_ROW_COLUMNS && grads_packed(a, 16 / (int)size_of((onep_type)a->output.type)) &&
+        mean->type == ONEP_CUDA_F32 && is_packed(mean, 4)) {
         snprintf(name, sizeof name, "onep_head_grad_rows_%s", type_words[a->output.type]);
         threads = threads_for(a->columns, 8);
     } else {

@@ -6,15 +6,38 @@
 #include "elem.cuh"
 #include "head_args.h"
 
-/* Column j of something there is one of a feature. */
-__device__ __forceinline__ double feature(const onep_head_matrix &f, long long j, double otherwise)
+/*
+ * The features' values of COLUMNS columns into shared memory, in double, by all threads of the block: one load a thread
+ * or two, all under way at once. The one place where types are told apart, so that little code has to be fetched: a
+ * kernel begins with none of it in any cache. A barrier must follow.
+ */
+template <int COLUMNS>
+__device__ __forceinline__ void load_features(const onep_head_matrix *in, long long begin, long long columns,
+                                              double (&to)[ONEP_HEAD_VALUES][COLUMNS])
 {
-    return f.data ? load_any<double>(f.type, f.data + j * f.col_stride) : otherwise;
+#pragma unroll 1
+    for (int k = threadIdx.x; k < ONEP_HEAD_VALUES * COLUMNS; k += blockDim.x) {
+        int which = k / COLUMNS, column = k % COLUMNS;
+        const onep_head_matrix &f = in[which];
+        double x = which & 1; /* absent: 0, 1, 0, 1, 0, 1 */
+        if (f.data && begin + column < columns)
+            x = load_any<double>(f.type, f.data + (begin + column) * f.col_stride);
+        to[which][column] = x;
+    }
 }
-__device__ __forceinline__ void store_feature(const onep_head_matrix &f, long long j, double x)
+
+/* The other way, after a barrier. */
+template <int COLUMNS>
+__device__ __forceinline__ void store_features(const onep_head_matrix *out, long long begin, long long columns,
+                                               const double (&from)[ONEP_HEAD_RESULTS][COLUMNS])
 {
-    if (f.data)
-        store_any<double>(f.type, f.data + j * f.col_stride, x);
+#pragma unroll 1
+    for (int k = threadIdx.x; k < ONEP_HEAD_RESULTS * COLUMNS; k += blockDim.x) {
+        int which = k / COLUMNS, column = k % COLUMNS;
+        const onep_head_matrix &f = out[which];
+        if (f.data && begin + column < columns)
+            store_any<double>(f.type, f.data + (begin + column) * f.col_stride, from[which][column]);
+    }
 }
 
 /*

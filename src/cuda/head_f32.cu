@@ -3,7 +3,7 @@
 #include "head_softmax.cuh"
 #include "head_stats.cuh"
 
-ONEP_HEAD_STATS(f32, packed_columns<float>)
+ONEP_HEAD_STATS(f32, packed_columns<float>, 4)
 ONEP_HEAD_SOFTMAX(f32, f32, float, float)
 ONEP_HEAD_GRAD_ROWS(f32, float)
 ONEP_HEAD_GRAD_COLUMNS(f32, f32, float, float)

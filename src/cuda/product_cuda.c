@@ -10,6 +10,8 @@
 
 _Static_assert(sizeof(onep_product_args) <= 4096, "a kernel takes at most 4096 bytes of arguments");
 
+enum { ALIGNED = 256 }; /* bytes; what cuBLASLt expects at best */
+
 struct onep_products {
     onep_cublaslt *lt; /* NULL: there is none */
 };
@@ -59,7 +61,7 @@ static int flatten(const onep_operand *operand, const onep_rows *rows, flat *to)
         return 0;
     to->row = row / size;
     to->column = operand->col_stride / size;
-    to->alignment = 16;
+    to->alignment = ALIGNED;
     while (to->alignment > 1 && (uintptr_t)operand->data % (uintptr_t)to->alignment != 0)
         to->alignment /= 2;
     return 1;
@@ -137,7 +139,7 @@ static size_t lt_workspace(onep_cublaslt *lt, const onep_product *p)
     compact.d_type = (int)p->c.type;
     compact.a_transposed = !p->b_swapped;
     compact.b_transposed = p->a_swapped;
-    compact.a_alignment = compact.b_alignment = compact.d_alignment = 16;
+    compact.a_alignment = compact.b_alignment = compact.d_alignment = ALIGNED;
     compact.math = (int)p->math;
     const onep_lt_plan *plan = onep_cublaslt_plan(lt, &compact);
     return plan ? onep_cublaslt_workspace(plan) : 0;
@@ -155,6 +157,20 @@ size_t onep_product_workspace(onep_cuda *cuda, const onep_product *p)
     return bytes;
 }
 
+/*
+ * The best algorithm that does with so much workspace. Told a small limit cuBLASLt looks at others (for TF32 at half the
+ * speed) than those which, told a large one, turn out to need none: so it is first told the largest.
+ */
+static const onep_lt_plan *plan_within(onep_cublaslt *lt, onep_lt_shape *shape, size_t room)
+{
+    shape->workspace = ONEP_LT_MAX_WORKSPACE;
+    const onep_lt_plan *plan = onep_cublaslt_plan(lt, shape);
+    if (!plan || onep_cublaslt_workspace(plan) <= room)
+        return plan;
+    shape->workspace = (int64_t)room;
+    return onep_cublaslt_plan(lt, shape);
+}
+
 /* A bias cuBLASLt adds on its way out: of c's type, its elements side by side. */
 static int is_plain_bias(const onep_product *p)
 {
@@ -168,12 +184,12 @@ static int run_lt(onep_cublaslt *lt, const onep_product *p, void *workspace, voi
     onep_lt_shape shape;
     if (!lt_shape(p, &shape))
         return -1;
-    shape.workspace = workspace ? (int64_t)lt_workspace(lt, p) : 0;
+    size_t room = workspace ? lt_workspace(lt, p) : 0;
     const onep_lt_plan *plan = NULL;
     *added = 0;
     if (p->bias.data && is_plain_bias(p)) {
         shape.bias = 1;
-        plan = onep_cublaslt_plan(lt, &shape);
+        plan = plan_within(lt, &shape, room);
         *added = plan != NULL;
         shape.bias = 0;
     }
@@ -181,7 +197,7 @@ static int run_lt(onep_cublaslt *lt, const onep_product *p, void *workspace, voi
     if (!plan && p->bias.data && (p->c.type == ONEP_F16 || p->c.type == ONEP_BF16))
         return -1;
     if (!plan)
-        plan = onep_cublaslt_plan(lt, &shape);
+        plan = plan_within(lt, &shape, room);
     return plan ? onep_cublaslt_run(lt, plan, p->b.data, p->a.data, p->c.data, p->bias.data, workspace, stream) : -1;
 }
 
