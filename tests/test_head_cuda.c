@@ -6,395 +6,19 @@
  *
  * `test_head_cuda time` measures instead. Run by ./dev gpu, never by a machine without a GPU.
  */
-#define _POSIX_C_SOURCE 200809L /* setenv */
-#include <float.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "cuda_harness.h"
-#include "head_cuda.h"
-
-static onepass_handle *handle;
-static onep_cu_stream *stream;
-static uint64_t streams = 1u << 24; /* of random numbers */
-
-/* ---- the arena --------------------------------------------------------------------------------------------------- */
-
-enum { ARENA_BYTES = 96 << 20, BAND = 4096 };
-
-static struct {
-    char *device, *host, *sent;
-    unsigned char *writable; /* one a byte */
-    size_t used, most; /* most is what was used, and so must be filled anew */
-} arena;
-
-typedef enum layout { COMPACT, SHIFTED, PADDED, STRIDED, LAYOUTS } layout;
-
-/* A matrix in the arena; its operand has device addresses. */
-typedef struct field {
-    onep_operand operand;
-    int64_t rows, columns;
-    char *host;
-} field;
-
-static void arena_begin(int poison)
-{
-    if (!arena.device) {
-        arena.device = cuda_claim(ARENA_BYTES);
-        arena.host = malloc(ARENA_BYTES);
-        arena.sent = malloc(ARENA_BYTES);
-        arena.writable = malloc(ARENA_BYTES);
-        if (!arena.host || !arena.sent || !arena.writable)
-            exit(2);
-    }
-    if (!arena.most)
-        arena.most = ARENA_BYTES;
-    memset(arena.host, poison, arena.most);
-    memset(arena.writable, 0, arena.most);
-    arena.most = arena.used = BAND;
-}
-
-static char *arena_take(size_t bytes, size_t shift)
-{
-    size_t at = (arena.used + 255) / 256 * 256 + shift;
-    arena.used = at + bytes + BAND;
-    arena.most = arena.used > arena.most ? arena.used : arena.most;
-    if (arena.used > ARENA_BYTES) {
-        fprintf(stderr, "the arena is too small\n");
-        exit(2);
-    }
-    return arena.host + at;
-}
-
-static char *to_device(const char *host)
-{
-    return arena.device + (host - arena.host);
-}
-
-static field place(onep_type type, int64_t rows, int64_t columns, layout l, int written)
-{
-    int64_t size = type == ONEP_NO_TYPE ? 8 : (int64_t)onep_type_size(type);
-    int64_t col = l == STRIDED ? 2 * size : size, row = columns * col + (l == PADDED ? 16 : l == STRIDED ? 3 * size : 0);
-    field f = {.rows = rows, .columns = columns};
-    f.host = arena_take((size_t)(rows * row), l == SHIFTED ? (size_t)size : 0);
-    f.operand = (onep_operand){.data = to_device(f.host), .type = type, .col_stride = col};
-    f.operand.row_stride[0] = row;
-    for (int64_t i = 0; written && i < rows; i++)
-        for (int64_t j = 0; j < columns; j++)
-            memset(arena.writable + (f.host - arena.host) + i * row + j * col, 1, (size_t)size);
-    return f;
-}
-
-static char *address(const field *f, int64_t i, int64_t j)
-{
-    return f->host + i * f->operand.row_stride[0] + j * f->operand.col_stride;
-}
-
-static double get(const field *f, int64_t i, int64_t j)
-{
-    return onep_load(f->operand.type, address(f, i, j));
-}
-
-/* Returns what was stored. */
-static double put(const field *f, int64_t i, int64_t j, double x)
-{
-    onep_store(f->operand.type, address(f, i, j), x);
-    return get(f, i, j);
-}
-
-static void *take_workspace(size_t bytes)
-{
-    if (!bytes)
-        return NULL;
-    char *host = arena_take(bytes, 8); /* not aligned: the library must see to that */
-    memset(arena.writable + (host - arena.host), 1, bytes);
-    return to_device(host);
-}
-
-static void arena_send(void)
-{
-    memcpy(arena.sent, arena.host, arena.used);
-    cuda_upload(arena.device, arena.host, arena.used);
-}
-
-static void arena_fetch(void)
-{
-    cuda_download(arena.host, arena.device, arena.used);
-    size_t changed = 0;
-    for (size_t i = 0; i < arena.used; i++)
-        changed += !arena.writable[i] && arena.host[i] != arena.sent[i];
-    CHECK(changed == 0, "%zu bytes changed that are not the call's to change", changed);
-    CHECK(cuda_tickets_are_zero(handle), "a ticket is not 0");
-}
-
-/* ---- a case ------------------------------------------------------------------------------------------------------ */
-
-enum { NO_BIAS = 1, NO_GAMMA = 2, NO_BETA = 4, NO_SCALE = 8, NO_RUNNING = 16, NO_COUNTER = 32 };
-
-typedef enum data_kind {
-    ORDINARY,
-    CONSTANT_COLUMNS, /* every third column */
-    TIES,             /* few different values */
-    NAN_ROW,
-    INF_ROW,
-    MINUS_INF_COLUMNS, /* half of the columns of a row; running statistics */
-    DATA_KINDS,
-} data_kind;
-
-typedef struct head_case {
-    int64_t rows, columns, depth; /* depth 0: the product is given, not made */
-    onep_type type, output_type, parameter_type;
-    layout layout;
-    data_kind data;
-    unsigned absent;
-    int running, cumulative, keep, one_scale;
-    double condition, scale; /* |mean| / sigma of y; size of scale */
-    onep_product_math math;
-} head_case;
-
-static head_case plain_case(onep_type type, int64_t rows, int64_t columns)
-{
-    return (head_case){.rows = rows,
-                       .columns = columns,
-                       .type = type,
-                       .output_type = type,
-                       .parameter_type = type == ONEP_F64 ? ONEP_F64 : ONEP_F32,
-                       .keep = 1,
-                       .one_scale = 1,
-                       .condition = 1,
-                       .scale = 1};
-}
-
-static const char *case_text(const head_case *c)
-{
-    static char text[300];
-    snprintf(text, sizeof text,
-             "%lld x %lld x %lld, %s to %s, parameters %s, layout %d, data %d, absent %u, running %d, cumulative %d, keep "
-             "%d, one scale %d, condition %g, scale %g, math %d",
-             (long long)c->rows, (long long)c->columns, (long long)c->depth, onep_type_name(c->type),
-             onep_type_name(c->output_type), onep_type_name(c->parameter_type), (int)c->layout, (int)c->data, c->absent,
-             c->running, c->cumulative, c->keep, c->one_scale, c->condition, c->scale, (int)c->math);
-    return text;
-}
-
-/* All tensors of a case, in the arena. */
-typedef struct head_tensors {
-    field input, weight, bias, gamma, beta, scale, running_mean, running_var, output, product, mean, rstd;
-    char *counter;
-    long long counted;
-    onep_head_problem problem;
-    int stages;
-} head_tensors;
-
-static onep_type computed_type(const head_case *c)
-{
-    return c->type == ONEP_F64 ? ONEP_F64 : ONEP_F32;
-}
-
-static double normal(test_random *random)
-{
-    double sum = -6;
-    for (int i = 0; i < 12; i++)
-        sum += test_random_unit(random);
-    return sum;
-}
-
-static void fill_vector(const field *f, test_random *random, double low, double high)
-{
-    for (int64_t j = 0; j < f->columns; j++)
-        put(f, 0, j, test_random_between(random, low, high));
-}
-
-/* Element (i, j) of a given product, or of the input if there is one. */
-static double draw(const head_case *c, test_random *random, int64_t i, int64_t j)
-{
-    double sigma = exp(test_random_between(random, -0.1, 0.1));
-    double x = c->condition + sigma * normal(random);
-    if (c->data == TIES)
-        x = (double)(int64_t)(x * 2) / 2;
-    if (c->data == CONSTANT_COLUMNS && j % 3 == 0)
-        x = 0.7 + (double)j;
-    if (c->data == NAN_ROW && i == c->rows / 2 && j == c->columns / 3)
-        x = NAN;
-    if (c->data == INF_ROW && i == c->rows / 2 && j == c->columns / 2)
-        x = INFINITY;
-    if (c->data == MINUS_INF_COLUMNS && i == c->rows / 2 && j < c->columns / 2 + 1)
-        x = -INFINITY;
-    return x;
-}
-
-static head_tensors make_case(const head_case *c)
-{
-    test_random random = test_random_stream(++streams);
-    test_context("%s", case_text(c));
-    onep_type computed = computed_type(c);
-    int64_t m = c->rows, n = c->columns, k = c->depth ? c->depth : 1;
-    head_tensors t = {.stages = c->depth ? ONEP_HEAD_ALL : ONEP_HEAD_STATISTICS | ONEP_HEAD_SOFTMAX};
-    arena_begin(streams % 2 ? 0xff : 0x55);
-    t.input = place(c->type, m, k, c->layout, 0);
-    t.weight = place(c->type, n, k, c->layout, 0);
-    t.bias = place(c->parameter_type, 1, n, c->layout, 0);
-    t.gamma = place(c->parameter_type, 1, n, COMPACT, 0);
-    t.beta = place(c->parameter_type, 1, n, c->layout, 0);
-    t.scale = place(c->parameter_type, 1, c->one_scale ? 1 : n, COMPACT, 0);
-    t.running_mean = place(c->parameter_type, 1, n, COMPACT, !c->running);
-    t.running_var = place(c->parameter_type, 1, n, c->layout, !c->running);
-    t.output = place(c->output_type, m, n, c->layout, 1);
-    int given = !c->depth;
-    t.product = place(computed, m, n, c->layout, !given);
-    t.mean = place(computed, 1, n, COMPACT, 1);
-    t.rstd = place(computed, 1, n, COMPACT, 1);
-    t.counter = arena_take(8, 0);
-    if (!c->running && !(c->absent & NO_COUNTER))
-        memset(arena.writable + (t.counter - arena.host), 1, 8);
-    t.counted = c->cumulative ? (long long)test_random_below(&random, 5) : 7;
-    memcpy(t.counter, &t.counted, 8);
-
-    for (int64_t i = 0; i < m; i++)
-        for (int64_t j = 0; given && j < n; j++)
-            put(&t.product, i, j, draw(c, &random, i, j));
-    for (int64_t i = 0; i < m; i++)
-        for (int64_t j = 0; j < k; j++)
-            put(&t.input, i, j, draw(c, &random, i, j));
-    for (int64_t i = 0; i < n; i++)
-        for (int64_t j = 0; j < k; j++)
-            put(&t.weight, i, j, normal(&random) / sqrt((double)k));
-    fill_vector(&t.bias, &random, -1, 1);
-    fill_vector(&t.gamma, &random, -1.5, 1.5);
-    fill_vector(&t.beta, &random, -1, 1);
-    fill_vector(&t.scale, &random, 0.5 * c->scale, 1.5 * c->scale);
-    fill_vector(&t.running_mean, &random, c->condition - 1, c->condition + 1);
-    fill_vector(&t.running_var, &random, 0.5, 2);
-    if (n > 2)
-        put(&t.gamma, 0, n / 2, 0);
-
-    onep_head_problem *p = &t.problem;
-    p->rows = (onep_rows){.rank = m == 1 ? 0 : 1, .count = m};
-    p->rows.extent[0] = m;
-    p->depth = k;
-    p->columns = n;
-    p->statistics = c->running ? ONEPASS_RUNNING_STATISTICS : ONEPASS_BATCH_STATISTICS;
-    p->cumulative = c->cumulative;
-    p->eps = 1e-5;
-    p->momentum = c->cumulative || c->running ? 0 : 0.1;
-    p->input = t.input.operand;
-    p->weight = t.weight.operand;
-    p->output = t.output.operand;
-    if (!(c->absent & NO_BIAS))
-        p->bias = t.bias.operand;
-    if (!(c->absent & NO_GAMMA))
-        p->gamma = t.gamma.operand;
-    if (!(c->absent & NO_BETA))
-        p->beta = t.beta.operand;
-    if (!(c->absent & NO_SCALE))
-        p->scale = t.scale.operand;
-    if (c->one_scale)
-        p->scale.col_stride = 0;
-    if (!(c->absent & NO_RUNNING)) {
-        p->running_mean = t.running_mean.operand;
-        p->running_var = t.running_var.operand;
-    }
-    if (!c->running && !(c->absent & NO_COUNTER))
-        p->batches_tracked = (onep_operand){.data = to_device(t.counter)};
-    if (c->keep || given) {
-        p->product = t.product.operand;
-        p->mean = t.mean.operand;
-        p->rstd = t.rstd.operand;
-    }
-    p->workspace = take_workspace(onep_head_cuda_workspace(handle->cuda, p, c->math));
-    return t;
-}
-
-static double vector_at(const head_case *c, const field *f, unsigned absent, int64_t j, double otherwise)
-{
-    return c->absent & absent ? otherwise : get(f, 0, f->columns == 1 ? 0 : j);
-}
-
-/* ---- the definition ---------------------------------------------------------------------------------------------- */
-
-/* What the definition makes of a case: in double, with for each element how far a result may be off. */
-typedef struct expected {
-    double *y, *y_error, *z, *z_error, *output; /* rows x columns */
-    double *mean, *rstd, *m2;
-} expected;
-
-static double *doubles(int64_t count)
-{
-    double *made = calloc((size_t)(count > 0 ? count : 1), sizeof *made);
-    if (!made)
-        exit(2);
-    return made;
-}
-
-static void free_expected(expected *e)
-{
-    free(e->y), free(e->y_error), free(e->z), free(e->z_error), free(e->output);
-    free(e->mean), free(e->rstd), free(e->m2);
-}
-
-static expected define(const head_case *c, const head_tensors *t)
-{
-    int64_t m = c->rows, n = c->columns;
-    double unit = computed_type(c) == ONEP_F64 ? 0x1p-53 : 0x1p-24;
-    expected e = {doubles(m * n), doubles(m * n), doubles(m * n), doubles(m * n), doubles(m * n),
-                  doubles(n),     doubles(n),     doubles(n)};
-    for (int64_t i = 0; i < m; i++)
-        for (int64_t j = 0; j < n; j++) {
-            double sum = 0, size = 0;
-            for (int64_t k = 0; k < c->depth; k++) {
-                double x = get(&t->input, i, k) * get(&t->weight, j, k);
-                sum += x;
-                size += fabs(x);
-            }
-            e.y[i * n + j] = c->depth ? sum : get(&t->product, i, j);
-            /* sums of k terms, each rounded; tensor cores cut off where others round; TF32 rounds the operands */
-            e.y_error[i * n + j] = size * (unit * (2 + (double)c->depth) + (c->math == ONEP_MATH_TF32 ? 0x1p-10 : 0));
-        }
-    for (int64_t j = 0; j < n; j++) {
-        double bias = vector_at(c, &t->bias, NO_BIAS, j, 0), gamma = vector_at(c, &t->gamma, NO_GAMMA, j, 1);
-        double beta = vector_at(c, &t->beta, NO_BETA, j, 0), scale = vector_at(c, &t->scale, NO_SCALE, j, 1);
-        double y_error = 0;
-        long double sum = 0, m2 = 0; /* float64 is tested too, and a double would be no reference for it */
-        for (int64_t i = 0; i < m; i++) {
-            sum += e.y[i * n + j];
-            y_error = fmax(y_error, e.y_error[i * n + j]);
-        }
-        long double mean = sum / (long double)m;
-        for (int64_t i = 0; i < m; i++)
-            m2 += (e.y[i * n + j] - mean) * (e.y[i * n + j] - mean);
-        e.m2[j] = (double)m2;
-        e.mean[j] = c->running ? get(&t->running_mean, 0, j) - bias : (double)mean;
-        double variance = c->running ? get(&t->running_var, 0, j) : e.m2[j] / (double)m;
-        e.rstd[j] = 1 / sqrt(variance + 1e-5);
-        double slope = scale * gamma * e.rstd[j];
-        for (int64_t i = 0; i < m; i++) {
-            double x = slope * (e.y[i * n + j] - e.mean[j]), z = x + scale * beta;
-            e.z[i * n + j] = z;
-            /* the offset's rounding, that of z, the slope's, the statistics' of rounded sums, and the product's error */
-            e.z_error[i * n + j] = unit * (fabs(slope * e.mean[j]) + fabs(scale * beta) + 2 * fabs(z) + 8 * fabs(x)) +
-                                   3 * fabs(slope) * y_error * (1 + fabs(x / (scale ? scale : 1)));
-        }
-    }
-    for (int64_t i = 0; i < m; i++) {
-        double most = -INFINITY, sum = 0;
-        for (int64_t j = 0; j < n; j++)
-            most = e.z[i * n + j] > most ? e.z[i * n + j] : most;
-        for (int64_t j = 0; j < n; j++)
-            sum += e.output[i * n + j] = exp(e.z[i * n + j] - most);
-        for (int64_t j = 0; j < n; j++)
-            e.output[i * n + j] /= sum;
-    }
-    return e;
-}
+#include "head_cuda_case.h"
 
 /* ---- forward ----------------------------------------------------------------------------------------------------- */
 
-static void check_output(const head_case *c, const head_tensors *t, const expected *e)
+static void check_output(const head_case *c, const head_tensors *t, const head_expected *e)
 {
     int64_t m = c->rows, n = c->columns, wrong = 0, shown_i = 0, shown_j = 0;
-    double exponential = computed_type(c) == ONEP_F64 ? 1e-14 : 6e-7;
+    double exponential = head_computed_type(c) == ONEP_F64 ? 1e-14 : 6e-7;
     for (int64_t i = 0; i < m; i++) {
         double common = 0; /* what the sum is off by */
         for (int64_t j = 0; j < n; j++)
@@ -404,7 +28,7 @@ static void check_output(const head_case *c, const head_tensors *t, const expect
             double own = isfinite(e->z_error[i * n + j]) ? e->z_error[i * n + j] : 0;
             double off = own + (isfinite(common) ? common : 0) + exponential;
             double allowed = e->output[i * n + j] * (off < 0.5 ? 2 * off : exp(off)) + 0x1p-125;
-            if (!test_close_in(c->output_type, get(&t->output, i, j), e->output[i * n + j], allowed) && !wrong++) {
+            if (!test_close_in(c->output_type, head_get(&t->output, i, j), e->output[i * n + j], allowed) && !wrong++) {
                 shown_i = i;
                 shown_j = j;
             }
@@ -412,21 +36,21 @@ static void check_output(const head_case *c, const head_tensors *t, const expect
     }
     CHECK(wrong == 0, "%lld of %lld outputs are wrong; the first, (%lld, %lld), is %.9g instead of %.9g (z %.9g)",
           (long long)wrong, (long long)(m * n), (long long)shown_i, (long long)shown_j,
-          get(&t->output, shown_i, shown_j), e->output[shown_i * n + shown_j], e->z[shown_i * n + shown_j]);
+          head_get(&t->output, shown_i, shown_j), e->output[shown_i * n + shown_j], e->z[shown_i * n + shown_j]);
 }
 
-static void check_vector(const char *what, const field *f, int64_t j, double exact, double allowed)
+static void check_vector(const char *what, const head_field *f, int64_t j, double exact, double allowed)
 {
-    double got = get(f, 0, j);
+    double got = head_get(f, 0, j);
     CHECK(test_close_in(f->operand.type, got, exact, allowed), "%s[%lld] is %.9g instead of %.9g, allowed %.3g", what,
           (long long)j, got, exact, allowed);
 }
 
-static void check_state(const head_case *c, const head_tensors *t, const expected *e, const double *old_mean,
+static void check_state(const head_case *c, const head_tensors *t, const head_expected *e, const double *old_mean,
                         const double *old_var)
 {
     int64_t m = c->rows, n = c->columns;
-    double unit = computed_type(c) == ONEP_F64 ? 0x1p-50 : 0x1p-21;
+    double unit = head_computed_type(c) == ONEP_F64 ? 0x1p-50 : 0x1p-21;
     double factor = c->cumulative ? 1 / (double)(t->counted + 1) : 0.1;
     for (int64_t j = 0; j < n; j++) {
         double sigma = sqrt(e->m2[j] / (double)m), y_error = 0;
@@ -434,16 +58,17 @@ static void check_state(const head_case *c, const head_tensors *t, const expecte
             y_error = fmax(y_error, e->y_error[i * n + j]);
         if (c->running) /* the batch has no part in them */
             sigma = y_error = 0;
-        double mean_error = unit * (sigma + fabs(e->mean[j]) * 0x1p-3) + y_error;
+        /* sums are made in double: float64 has their rounding, float32 only its own */
+        double of_mean = head_computed_type(c) == ONEP_F64 ? 1 : 0x1p-3;
+        double mean_error = unit * (sigma + fabs(e->mean[j]) * of_mean) + y_error;
         double var_error = (unit * sigma + 3 * y_error) * sigma + 3 * y_error * y_error;
         if (t->problem.mean.data) {
             check_vector("mean", &t->mean, j, e->mean[j], mean_error);
-            check_vector("rstd", &t->rstd, j, e->rstd[j],
-                         e->rstd[j] * (unit + var_error * e->rstd[j] * e->rstd[j]));
+            check_vector("rstd", &t->rstd, j, e->rstd[j], e->rstd[j] * (unit + var_error * e->rstd[j] * e->rstd[j]));
         }
         if (c->running || c->absent & NO_RUNNING)
             continue;
-        double bias = vector_at(c, &t->bias, NO_BIAS, j, 0);
+        double bias = head_vector_at(c, &t->bias, NO_BIAS, j, 0);
         check_vector("running_mean", &t->running_mean, j, (1 - factor) * old_mean[j] + factor * (e->mean[j] + bias),
                      factor * mean_error + 0x1p-51 * (fabs(old_mean[j]) + fabs(e->mean[j]) + fabs(bias)));
         check_vector("running_var", &t->running_var, j,
@@ -459,24 +84,24 @@ static void check_state(const head_case *c, const head_tensors *t, const expecte
 static void must_run(onepass_status status)
 {
     CHECK(status == ONEPASS_OK, "%s", onepass_last_error());
-    MUST(cuda_driver()->cuStreamSynchronize(stream));
+    MUST(cuda_driver()->cuStreamSynchronize(head_stream));
 }
 
 static void check_forward(const head_case *c)
 {
-    head_tensors t = make_case(c);
-    double *old_mean = doubles(c->columns), *old_var = doubles(c->columns);
+    head_tensors t = head_make_case(c);
+    double *old_mean = head_doubles(c->columns), *old_var = head_doubles(c->columns);
     for (int64_t j = 0; j < c->columns; j++) {
-        old_mean[j] = get(&t.running_mean, 0, j);
-        old_var[j] = get(&t.running_var, 0, j);
+        old_mean[j] = head_get(&t.running_mean, 0, j);
+        old_var[j] = head_get(&t.running_var, 0, j);
     }
-    expected e = define(c, &t);
-    arena_send();
-    must_run(onep_head_cuda_run(handle->cuda, &t.problem, c->math, t.stages));
-    arena_fetch();
+    head_expected e = head_define(c, &t);
+    head_arena_send();
+    must_run(onep_head_cuda_run(head_handle->cuda, &t.problem, c->math, t.stages));
+    head_arena_fetch();
     check_output(c, &t, &e);
     check_state(c, &t, &e, old_mean, old_var);
-    free_expected(&e);
+    head_free_expected(&e);
     free(old_mean);
     free(old_var);
 }
@@ -484,29 +109,29 @@ static void check_forward(const head_case *c)
 static void test_shapes(void)
 {
     static const int64_t shapes[][2] = {
-        {2, 1},     {2, 3},     {3, 4},      {5, 8},      {63, 127},  {64, 128},  {65, 129},  {127, 132}, {128, 1000},
-        {129, 260}, {257, 512}, {300, 33},   {1025, 36},  {17, 8184}, {9, 8192},  {8, 8196},  {7, 8200},  {5, 16384},
-        {3, 16388}, {4, 16392}, {3, 40001},  {4, 40008},  {3000, 7},  {131073, 3}, {20000, 16}, {2, 70000},
+        {2, 1},     {2, 3},     {3, 4},     {5, 8},     {63, 127},  {64, 128},   {65, 129},   {127, 132}, {128, 1000},
+        {129, 260}, {257, 512}, {300, 33},  {1025, 36}, {17, 8184}, {9, 8192},   {8, 8196},   {7, 8200},  {5, 16384},
+        {3, 16388}, {4, 16392}, {3, 40001}, {4, 40008}, {3000, 7},  {131073, 3}, {20000, 16}, {2, 70000},
     };
     for (size_t s = 0; s < sizeof shapes / sizeof shapes[0]; s++)
         for (int type = 0; type < ONEP_FLOAT_TYPES; type++)
             for (int running = 0; running < 2; running++) {
                 if (test_quick() && (s + (size_t)type + (size_t)running) % 3 != 0)
                     continue;
-                head_case c = plain_case((onep_type)type, shapes[s][0], shapes[s][1]);
+                head_case c = head_plain_case((onep_type)type, shapes[s][0], shapes[s][1]);
                 c.running = running;
-                c.layout = (layout)((s + (size_t)type) % 5 ? COMPACT : (s + (size_t)running) % LAYOUTS);
+                c.layout = (head_layout)((s + (size_t)type) % 5 ? COMPACT : (s + (size_t)running) % LAYOUTS);
                 check_forward(&c);
             }
 }
 
 static void test_options(void)
 {
-    test_random random = test_random_stream(++streams);
+    test_random random = test_random_stream(++head_streams);
     for (int i = 0; i < (test_quick() ? 12 : 60); i++) {
-        head_case c = plain_case((onep_type)(i % ONEP_FLOAT_TYPES), 2 + test_random_below(&random, 200),
-                                 1 + test_random_below(&random, 300));
-        c.layout = (layout)test_random_below(&random, LAYOUTS);
+        head_case c = head_plain_case((onep_type)(i % ONEP_FLOAT_TYPES), 2 + test_random_below(&random, 200),
+                                      1 + test_random_below(&random, 300));
+        c.layout = (head_layout)test_random_below(&random, LAYOUTS);
         c.running = (int)test_random_below(&random, 2);
         c.absent = (unsigned)test_random_below(&random, c.running ? 16 : 64);
         c.cumulative = !c.running && !(c.absent & NO_COUNTER) && test_random_below(&random, 2);
@@ -528,7 +153,7 @@ static void test_hard(void)
     for (int n = 0; n < 3; n++)
         for (int i = 0; i < 4; i++)
             for (int s = 0; s < 3; s++) {
-                head_case c = plain_case(i % 2 ? ONEP_F32 : ONEP_BF16, 130, columns[n]);
+                head_case c = head_plain_case(i % 2 ? ONEP_F32 : ONEP_BF16, 130, columns[n]);
                 c.condition = conditions[i];
                 c.scale = scales[s];
                 check_forward(&c);
@@ -542,8 +167,8 @@ static void test_hard(void)
                 static const int64_t widths[] = {9, 64, 4096, 9000, 20000};
                 if (data == MINUS_INF_COLUMNS && !running)
                     continue; /* the column means are not finite then: the same as INF_ROW */
-                head_case c = plain_case(n % 2 ? ONEP_F32 : ONEP_F16, n < 3 ? 70 : 6, widths[n]);
-                c.data = (data_kind)data;
+                head_case c = head_plain_case(n % 2 ? ONEP_F32 : ONEP_F16, n < 3 ? 70 : 6, widths[n]);
+                c.data = (head_data)data;
                 c.running = running;
                 c.scale = 3;
                 c.absent = data == MINUS_INF_COLUMNS ? NO_GAMMA : 0; /* a gamma below 0 makes them +inf */
@@ -556,13 +181,13 @@ static void test_hard(void)
 /* Our output's error relative to the definition, and that of each step rounded to float, over all elements. */
 static void compare_with_chain(double condition, int64_t rows, int64_t n)
 {
-    head_case c = plain_case(ONEP_F32, rows, n);
+    head_case c = head_plain_case(ONEP_F32, rows, n);
     c.condition = condition;
-    head_tensors t = make_case(&c);
-    expected e = define(&c, &t);
-    arena_send();
-    must_run(onep_head_cuda_run(handle->cuda, &t.problem, c.math, t.stages));
-    arena_fetch();
+    head_tensors t = head_make_case(&c);
+    head_expected e = head_define(&c, &t);
+    head_arena_send();
+    must_run(onep_head_cuda_run(head_handle->cuda, &t.problem, c.math, t.stages));
+    head_arena_fetch();
     float *mean = malloc((size_t)n * sizeof *mean), *rstd = malloc((size_t)n * sizeof *rstd);
     float *z = malloc((size_t)n * sizeof *z);
     for (int64_t j = 0; j < n; j++) { /* even with exact statistics, rounded once */
@@ -573,16 +198,16 @@ static void compare_with_chain(double condition, int64_t rows, int64_t n)
     for (int64_t i = 0; i < rows; i++) {
         float most = -INFINITY, sum = 0;
         for (int64_t j = 0; j < n; j++) {
-            float x = ((float)get(&t.product, i, j) - mean[j]) * rstd[j];
-            x = x * (float)get(&t.gamma, 0, j) + (float)get(&t.beta, 0, j);
-            z[j] = x * (float)get(&t.scale, 0, 0);
+            float x = ((float)head_get(&t.product, i, j) - mean[j]) * rstd[j];
+            x = x * (float)head_get(&t.gamma, 0, j) + (float)head_get(&t.beta, 0, j);
+            z[j] = x * (float)head_get(&t.scale, 0, 0);
             most = z[j] > most ? z[j] : most;
         }
         for (int64_t j = 0; j < n; j++)
             sum += expf(z[j] - most);
         for (int64_t j = 0; j < n; j++) {
             double exact = e.output[i * n + j];
-            double off = get(&t.output, i, j) / exact - 1, chain = expf(z[j] - most) / sum / exact - 1;
+            double off = head_get(&t.output, i, j) / exact - 1, chain = expf(z[j] - most) / sum / exact - 1;
             ours += off * off;
             theirs += chain * chain;
             ours_most = fmax(ours_most, fabs(off));
@@ -591,38 +216,38 @@ static void compare_with_chain(double condition, int64_t rows, int64_t n)
     }
     ours = sqrt(ours / (double)(rows * n));
     theirs = sqrt(theirs / (double)(rows * n));
-    printf("condition %g, %lld x %lld: relative error %.3g (most %.3g), of the chain of float operations %.3g (most %.3g)\n",
+    printf("condition %g, %lld x %lld: relative error %.3g (most %.3g), of the chain of floats %.3g (most %.3g)\n",
            condition, (long long)rows, (long long)n, ours, ours_most, theirs, theirs_most);
     CHECK(ours <= theirs, "the error %.3g is larger than that of the chain of float operations, %.3g", ours, theirs);
     CHECK(ours > 1e-9, "an error of %.3g: something was compared with itself", ours);
     free(mean), free(rstd), free(z);
-    free_expected(&e);
+    head_free_expected(&e);
 }
 
 /* ---- the whole, and gradients ------------------------------------------------------------------------------------ */
 
 typedef struct gradient_tensors {
-    field grad_output, input, weight, bias, gamma, beta, scale;
+    head_field grad_output, input, weight, bias, gamma, beta, scale;
     onep_head_backward_problem problem;
 } gradient_tensors;
 
 /* The backward problem of a forward call whose tensors are in the arena still, results included. */
 static gradient_tensors make_gradients(const head_case *c, const head_tensors *t)
 {
-    test_random random = test_random_stream(++streams);
+    test_random random = test_random_stream(++head_streams);
     int64_t m = c->rows, n = c->columns, k = c->depth;
     gradient_tensors g = {0};
-    memset(arena.writable, 0, arena.used);
-    g.grad_output = place(c->output_type, m, n, c->layout, 0);
+    memset(head_arena.writable, 0, head_arena.used);
+    g.grad_output = head_place(c->output_type, m, n, c->layout, 0);
     for (int64_t i = 0; i < m; i++)
         for (int64_t j = 0; j < n; j++)
-            put(&g.grad_output, i, j, normal(&random) * 3);
-    g.input = place(c->type, m, k, c->layout, 1);
-    g.weight = place(c->type, n, k, c->layout, 1);
-    g.bias = place(c->parameter_type, 1, n, COMPACT, 1);
-    g.gamma = place(c->parameter_type, 1, n, c->layout, 1);
-    g.beta = place(c->parameter_type, 1, n, COMPACT, 1);
-    g.scale = place(c->parameter_type, 1, c->one_scale ? 1 : n, COMPACT, 1);
+            head_put(&g.grad_output, i, j, head_normal(&random) * 3);
+    g.input = head_place(c->type, m, k, c->layout, 1);
+    g.weight = head_place(c->type, n, k, c->layout, 1);
+    g.bias = head_place(c->parameter_type, 1, n, COMPACT, 1);
+    g.gamma = head_place(c->parameter_type, 1, n, c->layout, 1);
+    g.beta = head_place(c->parameter_type, 1, n, COMPACT, 1);
+    g.scale = head_place(c->parameter_type, 1, c->one_scale ? 1 : n, COMPACT, 1);
     g.problem = (onep_head_backward_problem){
         .rows = t->problem.rows,
         .depth = k,
@@ -646,7 +271,8 @@ static gradient_tensors make_gradients(const head_case *c, const head_tensors *t
         .grad_scale = g.scale.operand,
         .scale_is_one_value = c->one_scale,
     };
-    g.problem.workspace = take_workspace(onep_head_backward_cuda_workspace(handle->cuda, &g.problem, c->math));
+    g.problem.workspace =
+        head_take_workspace(onep_head_backward_cuda_workspace(head_handle->cuda, &g.problem, c->math));
     return g;
 }
 
@@ -655,32 +281,37 @@ static double half_unit_of(onep_type type)
     return type == ONEP_F16 ? 0x1p-11 : type == ONEP_BF16 ? 0x1p-8 : type == ONEP_F32 ? 0x1p-24 : 0x1p-53;
 }
 
-/* The definition of the gradients, from what the forward call stored; errors relative to the sums of absolute values. */
+/* The definition of the gradients, from what the forward call stored; errors relative to the sums of absolute values.
+ */
 static void check_gradients(const head_case *c, const head_tensors *t, const gradient_tensors *g)
 {
     int64_t m = c->rows, n = c->columns, k = c->depth;
-    double *dz = doubles(m * n), *dz_error = doubles(m * n), scale_sum = 0, scale_size = 0;
-    double unit = computed_type(c) == ONEP_F64 ? 0x1p-53 : 0x1p-24, sums = unit * (8 + sqrt((double)m + (double)n));
+    double *dz = head_doubles(m * n), *dz_error = head_doubles(m * n), scale_sum = 0, scale_size = 0;
+    double unit = head_computed_type(c) == ONEP_F64 ? 0x1p-53 : 0x1p-24,
+           sums = unit * (8 + sqrt((double)m + (double)n));
     double rounded = half_unit_of(c->type); /* of dy, before it is multiplied */
     double least = c->type == ONEP_F16 ? 0x1p-25 : 0;
     for (int64_t i = 0; i < m; i++) {
         double r = 0, size = 0;
         for (int64_t j = 0; j < n; j++) {
-            r += get(&g->grad_output, i, j) * get(&t->output, i, j);
-            size += fabs(get(&g->grad_output, i, j) * get(&t->output, i, j));
+            r += head_get(&g->grad_output, i, j) * head_get(&t->output, i, j);
+            size += fabs(head_get(&g->grad_output, i, j) * head_get(&t->output, i, j));
         }
         for (int64_t j = 0; j < n; j++) {
-            dz[i * n + j] = get(&t->output, i, j) * (get(&g->grad_output, i, j) - r);
-            dz_error[i * n + j] = get(&t->output, i, j) * (size * sums + fabs(get(&g->grad_output, i, j)) * 2 * unit);
+            dz[i * n + j] = head_get(&t->output, i, j) * (head_get(&g->grad_output, i, j) - r);
+            dz_error[i * n + j] =
+                head_get(&t->output, i, j) * (size * sums + fabs(head_get(&g->grad_output, i, j)) * 2 * unit);
         }
     }
     double *dy = dz, *dy_error = dz_error;
     for (int64_t j = 0; j < n; j++) {
-        double mean = get(&t->mean, 0, j), rstd = get(&t->rstd, 0, j), gamma = vector_at(c, &t->gamma, NO_GAMMA, j, 1);
-        double beta = vector_at(c, &t->beta, NO_BETA, j, 0), scale = vector_at(c, &t->scale, NO_SCALE, j, 1);
+        double mean = head_get(&t->mean, 0, j), rstd = head_get(&t->rstd, 0, j),
+               gamma = head_vector_at(c, &t->gamma, NO_GAMMA, j, 1);
+        double beta = head_vector_at(c, &t->beta, NO_BETA, j, 0), scale = head_vector_at(c, &t->scale, NO_SCALE, j, 1);
         double s0 = 0, s1 = 0, e0 = 0, e1 = 0, rows = (double)m, slope = scale * gamma * rstd;
         for (int64_t i = 0; i < m; i++) {
-            double xh = (get(&t->product, i, j) - mean) * rstd, error = dz_error[i * n + j] + sums * fabs(dz[i * n + j]);
+            double xh = (head_get(&t->product, i, j) - mean) * rstd,
+                   error = dz_error[i * n + j] + sums * fabs(dz[i * n + j]);
             s0 += dz[i * n + j];
             s1 += dz[i * n + j] * xh;
             e0 += error;
@@ -694,7 +325,7 @@ static void check_gradients(const head_case *c, const head_tensors *t, const gra
         scale_sum += gamma * s1 + beta * s0;
         scale_size += fabs(gamma) * e1 + fabs(beta) * e0;
         for (int64_t i = 0; i < m; i++) {
-            double xh = (get(&t->product, i, j) - mean) * rstd, error = dz_error[i * n + j];
+            double xh = (head_get(&t->product, i, j) - mean) * rstd, error = dz_error[i * n + j];
             double x = c->running ? dz[i * n + j] : dz[i * n + j] - s0 / rows - xh * (s1 / rows);
             if (!c->running)
                 error += e0 / rows + fabs(xh) * e1 / rows +
@@ -711,11 +342,11 @@ static void check_gradients(const head_case *c, const head_tensors *t, const gra
         for (int64_t l = 0; l < k; l++) {
             double sum = 0, allowed = 0;
             for (int64_t j = 0; j < n; j++) {
-                double w = get(&t->weight, j, l);
+                double w = head_get(&t->weight, j, l);
                 sum += dy[i * n + j] * w;
                 allowed += (dy_error[i * n + j] + fabs(dy[i * n + j]) * (unit * (2 + (double)n) + tf32)) * fabs(w);
             }
-            wrong += !test_close_in(c->type, get(&g->input, i, l), sum, allowed);
+            wrong += !test_close_in(c->type, head_get(&g->input, i, l), sum, allowed);
         }
     CHECK(wrong == 0, "%lld elements of grad_input are wrong", (long long)wrong);
     wrong = 0;
@@ -723,11 +354,11 @@ static void check_gradients(const head_case *c, const head_tensors *t, const gra
         for (int64_t l = 0; l < k; l++) {
             double sum = 0, allowed = 0;
             for (int64_t i = 0; i < m; i++) {
-                double x = get(&t->input, i, l);
+                double x = head_get(&t->input, i, l);
                 sum += dy[i * n + j] * x;
                 allowed += (dy_error[i * n + j] + fabs(dy[i * n + j]) * (unit * (2 + (double)m) + tf32)) * fabs(x);
             }
-            wrong += !test_close_in(c->type, get(&g->weight, j, l), sum, allowed);
+            wrong += !test_close_in(c->type, head_get(&g->weight, j, l), sum, allowed);
         }
     CHECK(wrong == 0, "%lld elements of grad_weight are wrong", (long long)wrong);
     free(dz);
@@ -738,15 +369,15 @@ static void check_both(const head_case *c)
 {
     check_forward(c);
     head_case again = *c;
-    streams--; /* the same numbers: check_forward's results are what backward gets */
-    head_tensors t = make_case(&again);
-    arena_send();
-    must_run(onep_head_cuda_run(handle->cuda, &t.problem, c->math, t.stages));
-    arena_fetch();
+    head_streams--; /* the same numbers: check_forward's results are what backward gets */
+    head_tensors t = head_make_case(&again);
+    head_arena_send();
+    must_run(onep_head_cuda_run(head_handle->cuda, &t.problem, c->math, t.stages));
+    head_arena_fetch();
     gradient_tensors g = make_gradients(c, &t);
-    arena_send();
-    must_run(onep_head_backward_cuda_run(handle->cuda, &g.problem, c->math, ONEP_HEAD_ALL));
-    arena_fetch();
+    head_arena_send();
+    must_run(onep_head_backward_cuda_run(head_handle->cuda, &g.problem, c->math, ONEP_HEAD_ALL));
+    head_arena_fetch();
     check_gradients(c, &t, &g);
 }
 
@@ -759,10 +390,10 @@ static void test_whole(void)
             for (int running = 0; running < 2; running++) {
                 if (test_quick() && (s + (size_t)type) % 3 != 0)
                     continue;
-                head_case c = plain_case((onep_type)type, shapes[s][0], shapes[s][1]);
+                head_case c = head_plain_case((onep_type)type, shapes[s][0], shapes[s][1]);
                 c.depth = shapes[s][2];
                 c.running = running;
-                c.layout = s % 3 == 1 ? (layout)(type % LAYOUTS) : COMPACT;
+                c.layout = s % 3 == 1 ? (head_layout)(type % LAYOUTS) : COMPACT;
                 c.one_scale = (int)((s + (size_t)type) % 2);
                 c.absent = s % 4 == 3 ? NO_BIAS | NO_BETA : 0;
                 if (type < 2 && s % 2)
@@ -777,33 +408,36 @@ static void test_whole(void)
 
 /* ---- the linear layer -------------------------------------------------------------------------------------------- */
 
-static void check_linear(onep_type input, onep_type weight, onep_type output, int64_t m, int64_t n, int64_t k, layout l,
-                         int with_bias)
+static void check_linear(onep_type input, onep_type weight, onep_type output, int64_t m, int64_t n, int64_t k,
+                         head_layout l, int with_bias)
 {
-    test_random random = test_random_stream(++streams);
+    test_random random = test_random_stream(++head_streams);
     test_context("linear %lld x %lld x %lld, %s, %s to %s, layout %d, bias %d", (long long)m, (long long)n,
-                 (long long)k, onep_type_name(input), onep_type_name(weight), onep_type_name(output), (int)l, with_bias);
-    arena_begin(0xff);
+                 (long long)k, onep_type_name(input), onep_type_name(weight), onep_type_name(output), (int)l,
+                 with_bias);
+    head_arena_begin(0xff);
     int mixed = input != weight;
     double unit = onep_promote(input, weight) == ONEP_F64 ? 0x1p-53 : 0x1p-24;
-    field x = place(input, m, k, l, 0), w = place(weight, n, k, l, 0), b = place(output, 1, n, COMPACT, 0);
-    field y = place(output, m, n, l, 1), dy = place(mixed ? ONEP_F32 : input, m, n, l, 0);
-    field dx = place(input, m, k, l, 1), dw = place(weight, n, k, l, 1), db = place(ONEP_F32, 1, n, COMPACT, 1);
-    field fields[] = {x, w, b, dy};
+    head_field x = head_place(input, m, k, l, 0), w = head_place(weight, n, k, l, 0),
+               b = head_place(output, 1, n, COMPACT, 0);
+    head_field y = head_place(output, m, n, l, 1), dy = head_place(mixed ? ONEP_F32 : input, m, n, l, 0);
+    head_field dx = head_place(input, m, k, l, 1), dw = head_place(weight, n, k, l, 1),
+               db = head_place(ONEP_F32, 1, n, COMPACT, 1);
+    head_field fields[] = {x, w, b, dy};
     for (int f = 0; f < 4; f++)
         for (int64_t i = 0; i < fields[f].rows; i++)
             for (int64_t j = 0; j < fields[f].columns; j++)
-                put(&fields[f], i, j, normal(&random));
+                head_put(&fields[f], i, j, head_normal(&random));
     onep_rows rows = {.rank = m == 1 ? 0 : 1, .count = m};
     rows.extent[0] = m;
-    size_t bytes = onep_linear_cuda_workspace(handle->cuda, m, k, n, input, weight, ONEP_MATH_PLAIN);
+    size_t bytes = onep_linear_cuda_workspace(head_handle->cuda, m, k, n, input, weight, ONEP_MATH_PLAIN);
     onep_linear_problem p = {.rows = rows,
                              .depth = k,
                              .columns = n,
                              .input = x.operand,
                              .weight = w.operand,
                              .output = y.operand,
-                             .workspace = take_workspace(bytes)};
+                             .workspace = head_take_workspace(bytes)};
     if (with_bias)
         p.bias = b.operand;
     onep_linear_backward_problem q = {.rows = rows,
@@ -816,43 +450,43 @@ static void check_linear(onep_type input, onep_type weight, onep_type output, in
                                       .grad_weight = dw.operand,
                                       .grad_bias = db.operand,
                                       .workspace = p.workspace};
-    arena_send();
-    must_run(onep_linear_cuda_run(handle->cuda, &p, ONEP_MATH_PLAIN));
-    must_run(onep_linear_backward_cuda_run(handle->cuda, &q, ONEP_MATH_PLAIN));
-    arena_fetch();
+    head_arena_send();
+    must_run(onep_linear_cuda_run(head_handle->cuda, &p, ONEP_MATH_PLAIN));
+    must_run(onep_linear_backward_cuda_run(head_handle->cuda, &q, ONEP_MATH_PLAIN));
+    head_arena_fetch();
     int64_t wrong[3] = {0};
     for (int64_t i = 0; i < m; i++)
         for (int64_t j = 0; j < n; j++) {
-            double sum = with_bias ? get(&b, 0, j) : 0, size = fabs(sum);
+            double sum = with_bias ? head_get(&b, 0, j) : 0, size = fabs(sum);
             for (int64_t l2 = 0; l2 < k; l2++) {
-                sum += get(&x, i, l2) * get(&w, j, l2);
-                size += fabs(get(&x, i, l2) * get(&w, j, l2));
+                sum += head_get(&x, i, l2) * head_get(&w, j, l2);
+                size += fabs(head_get(&x, i, l2) * head_get(&w, j, l2));
             }
             /* cuBLASLt may round a half before it adds the bias, and again after it */
-            double first = with_bias && output < ONEP_F32 ? half_unit_of(output) * fabs(sum - get(&b, 0, j)) : 0;
-            wrong[0] += !test_close_in(output, get(&y, i, j), sum, size * unit * (double)(k + 2) + first);
+            double first = with_bias && output < ONEP_F32 ? half_unit_of(output) * fabs(sum - head_get(&b, 0, j)) : 0;
+            wrong[0] += !test_close_in(output, head_get(&y, i, j), sum, size * unit * (double)(k + 2) + first);
         }
     for (int64_t i = 0; i < m; i++)
         for (int64_t l2 = 0; l2 < k; l2++) {
             double sum = 0, size = 0;
             for (int64_t j = 0; j < n; j++) {
-                sum += get(&dy, i, j) * get(&w, j, l2);
-                size += fabs(get(&dy, i, j) * get(&w, j, l2));
+                sum += head_get(&dy, i, j) * head_get(&w, j, l2);
+                size += fabs(head_get(&dy, i, j) * head_get(&w, j, l2));
             }
-            wrong[1] += !test_close_in(input, get(&dx, i, l2), sum, size * unit * (double)(n + 2));
+            wrong[1] += !test_close_in(input, head_get(&dx, i, l2), sum, size * unit * (double)(n + 2));
         }
     for (int64_t j = 0; j < n; j++) {
         double bias = 0;
         for (int64_t i = 0; i < m; i++)
-            bias += get(&dy, i, j);
+            bias += head_get(&dy, i, j);
         check_vector("grad_bias", &db, j, bias, 1e-9);
         for (int64_t l2 = 0; l2 < k; l2++) {
             double sum = 0, size = 0;
             for (int64_t i = 0; i < m; i++) {
-                sum += get(&dy, i, j) * get(&x, i, l2);
-                size += fabs(get(&dy, i, j) * get(&x, i, l2));
+                sum += head_get(&dy, i, j) * head_get(&x, i, l2);
+                size += fabs(head_get(&dy, i, j) * head_get(&x, i, l2));
             }
-            wrong[2] += !test_close_in(weight, get(&dw, j, l2), sum, size * unit * (double)(m + 2));
+            wrong[2] += !test_close_in(weight, head_get(&dw, j, l2), sum, size * unit * (double)(m + 2));
         }
     }
     CHECK(wrong[0] + wrong[1] + wrong[2] == 0, "wrong: %lld outputs, %lld of grad_input, %lld of grad_weight",
@@ -866,7 +500,7 @@ static void test_linear(void)
         for (int type = 0; type < ONEP_FLOAT_TYPES; type++)
             for (int l = 0; l < LAYOUTS; l++)
                 check_linear((onep_type)type, (onep_type)type, type < 2 && l % 2 ? ONEP_F32 : (onep_type)type,
-                             shapes[s][0], shapes[s][1], shapes[s][2], (layout)l, (type + l) % 2);
+                             shapes[s][0], shapes[s][1], shapes[s][2], (head_layout)l, (type + l) % 2);
     check_linear(ONEP_BF16, ONEP_F32, ONEP_F32, 30, 40, 50, COMPACT, 1);
     check_linear(ONEP_F32, ONEP_F64, ONEP_F64, 30, 40, 50, COMPACT, 1);
     check_linear(ONEP_F16, ONEP_BF16, ONEP_F32, 30, 40, 50, COMPACT, 0);
@@ -879,20 +513,20 @@ static void test_determinism(void)
     static const int64_t shapes[][3] = {{1024, 1024, 64}, {777, 1001, 33}, {2000, 24, 16}};
     for (int s = 0; s < 3; s++)
         for (int type = 0; type < ONEP_FLOAT_TYPES; type++) {
-            head_case c = plain_case((onep_type)type, shapes[s][0], shapes[s][1]);
+            head_case c = head_plain_case((onep_type)type, shapes[s][0], shapes[s][1]);
             c.depth = shapes[s][2];
-            head_tensors t = make_case(&c);
+            head_tensors t = head_make_case(&c);
             gradient_tensors g = make_gradients(&c, &t);
-            char *first = malloc(arena.used);
+            char *first = malloc(head_arena.used);
             for (int i = 0; i < (test_quick() ? 3 : 25) && first; i++) {
-                arena_send(); /* running statistics and all */
-                onep_head_cuda_run(handle->cuda, &t.problem, c.math, ONEP_HEAD_ALL);
-                must_run(onep_head_backward_cuda_run(handle->cuda, &g.problem, c.math, ONEP_HEAD_ALL));
-                char *into = i ? arena.host : first;
-                cuda_download(into, arena.device, arena.used);
-                if (i && !CHECK(memcmp(first, into, arena.used) == 0, "run %d differs from the first", i))
+                head_arena_send(); /* running statistics and all */
+                onep_head_cuda_run(head_handle->cuda, &t.problem, c.math, ONEP_HEAD_ALL);
+                must_run(onep_head_backward_cuda_run(head_handle->cuda, &g.problem, c.math, ONEP_HEAD_ALL));
+                char *into = i ? head_arena.host : first;
+                cuda_download(into, head_arena.device, head_arena.used);
+                if (i && !CHECK(memcmp(first, into, head_arena.used) == 0, "run %d differs from the first", i))
                     break;
-                memcpy(arena.host, arena.sent, arena.used);
+                memcpy(head_arena.host, head_arena.sent, head_arena.used);
             }
             free(first);
         }
@@ -905,11 +539,11 @@ static void test_graphs(void)
     for (int type = 0; type < ONEP_FLOAT_TYPES; type++) {
         onep_cu_stream *captured = cuda_stream();
         onepass_handle *fresh = cuda_handle(captured);
-        head_case c = plain_case((onep_type)type, 384, 640);
+        head_case c = head_plain_case((onep_type)type, 384, 640);
         c.depth = 48;
-        head_tensors t = make_case(&c);
+        head_tensors t = head_make_case(&c);
         gradient_tensors g = make_gradients(&c, &t);
-        arena_send();
+        head_arena_send();
         onep_cu_graph *graph;
         onep_cu_graph_exec *exec;
         MUST(driver->cuStreamBeginCapture(captured, ONEP_CU_CAPTURE_GLOBAL));
@@ -919,20 +553,20 @@ static void test_graphs(void)
         CHECK(status == ONEPASS_OK, "%s", onepass_last_error());
         MUST(driver->cuStreamEndCapture(captured, &graph));
         MUST(driver->cuGraphInstantiate(&exec, graph, NULL, NULL, 0));
-        char *replayed = malloc(arena.used);
+        char *replayed = malloc(head_arena.used);
         for (int i = 0; i < 10 && replayed; i++) {
             for (int64_t row = 0; row < c.rows; row++)
-                put(&t.input, row, 0, 0.1 * (double)(row % 7) - i);
-            arena_send();
+                head_put(&t.input, row, 0, 0.1 * (double)(row % 7) - i);
+            head_arena_send();
             MUST(driver->cuGraphLaunch(exec, captured));
             MUST(driver->cuStreamSynchronize(captured));
-            cuda_download(replayed, arena.device, arena.used);
-            cuda_upload(arena.device, arena.sent, arena.used);
-            onep_head_cuda_run(handle->cuda, &t.problem, c.math, ONEP_HEAD_ALL);
-            must_run(onep_head_backward_cuda_run(handle->cuda, &g.problem, c.math, ONEP_HEAD_ALL));
-            cuda_download(arena.host, arena.device, arena.used);
-            CHECK(memcmp(arena.host, replayed, arena.used) == 0, "replay %d differs from the direct call", i);
-            memcpy(arena.host, arena.sent, arena.used);
+            cuda_download(replayed, head_arena.device, head_arena.used);
+            cuda_upload(head_arena.device, head_arena.sent, head_arena.used);
+            onep_head_cuda_run(head_handle->cuda, &t.problem, c.math, ONEP_HEAD_ALL);
+            must_run(onep_head_backward_cuda_run(head_handle->cuda, &g.problem, c.math, ONEP_HEAD_ALL));
+            cuda_download(head_arena.host, head_arena.device, head_arena.used);
+            CHECK(memcmp(head_arena.host, replayed, head_arena.used) == 0, "replay %d differs from the direct call", i);
+            memcpy(head_arena.host, head_arena.sent, head_arena.used);
         }
         free(replayed);
         MUST(driver->cuGraphExecDestroy(exec));
@@ -945,14 +579,14 @@ static void test_graphs(void)
 /* A batch without rows is counted, and changes nothing else. */
 static void test_empty(void)
 {
-    head_case c = plain_case(ONEP_F32, 4, 8);
-    head_tensors t = make_case(&c);
-    memset(arena.writable, 0, arena.used);
-    memset(arena.writable + (t.counter - arena.host), 1, 8);
+    head_case c = head_plain_case(ONEP_F32, 4, 8);
+    head_tensors t = head_make_case(&c);
+    memset(head_arena.writable, 0, head_arena.used);
+    memset(head_arena.writable + (t.counter - head_arena.host), 1, 8);
     t.problem.rows = (onep_rows){.rank = 1, .count = 0};
-    arena_send();
-    must_run(onep_head_cuda_run(handle->cuda, &t.problem, c.math, ONEP_HEAD_ALL));
-    arena_fetch();
+    head_arena_send();
+    must_run(onep_head_cuda_run(head_handle->cuda, &t.problem, c.math, ONEP_HEAD_ALL));
+    head_arena_fetch();
     long long counted;
     memcpy(&counted, t.counter, 8);
     CHECK(counted == t.counted + 1, "the counter went from %lld to %lld", t.counted, counted);
@@ -975,14 +609,14 @@ int main(int argc, char **argv)
     static const struct {
         const char *name;
         void (*run)(void);
-    } parts[] = {{"shapes", test_shapes}, {"options", test_options},   {"hard", test_hard},
-                 {"chain", test_chain},   {"whole", test_whole},       {"linear", test_linear},
-                 {"bits", test_determinism}, {"graphs", test_graphs}, {"empty", test_empty}};
+    } parts[] = {{"shapes", test_shapes},    {"options", test_options}, {"hard", test_hard},
+                 {"chain", test_chain},      {"whole", test_whole},     {"linear", test_linear},
+                 {"bits", test_determinism}, {"graphs", test_graphs},   {"empty", test_empty}};
     const char *wanted = argc > 1 ? argv[1] : NULL;
     test_begin("head_cuda");
-    stream = cuda_stream();
-    handle = cuda_handle(stream);
-    onep_cuda_products(handle->cuda);
+    head_stream = cuda_stream();
+    head_handle = cuda_handle(head_stream);
+    onep_cuda_products(head_handle->cuda);
     char text[400];
     int library = onep_products_describe(text, sizeof text);
     printf("products: %s\n", text);
@@ -993,6 +627,6 @@ int main(int argc, char **argv)
     for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++)
         if (!wanted || strcmp(wanted, parts[i].name) == 0)
             parts[i].run();
-    onepass_destroy(handle);
+    onepass_destroy(head_handle);
     return test_end();
 }

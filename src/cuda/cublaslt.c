@@ -66,7 +66,7 @@ typedef struct lt_preference lt_preference;
              (lt_preference * preference, int attribute, const void *value, size_t size))                              \
     FUNCTION(heuristic, "cublasLtMatmulAlgoGetHeuristic",                                                              \
              (lt_handle * handle, lt_desc * desc, lt_layout * a, lt_layout * b, lt_layout * c, lt_layout * d,          \
-              lt_preference * preference, int wanted, lt_heuristic * results, int *found))                             \
+              lt_preference * preference, int wanted, lt_heuristic *results, int *found))                              \
     FUNCTION(matmul, "cublasLtMatmul",                                                                                 \
              (lt_handle * handle, lt_desc * desc, const void *alpha, const void *a, lt_layout *a_layout,               \
               const void *b, lt_layout *b_layout, const void *beta, const void *c, lt_layout *c_layout, void *d,       \

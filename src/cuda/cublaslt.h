@@ -1,8 +1,8 @@
 /*
  * cuBLASLt, found at run time: one already in the process first (PyTorch brings its own), then libcublasLt.so.13, .12,
- * .11 as the system's loader finds them or from /usr/local/cuda. The prototypes are our own, no header and no library is
- * needed to build, and where there is none the library's own product works on. $ONEPASS_CUBLASLT names one file to take
- * instead, or is "none".
+ * .11 as the system's loader finds them or from /usr/local/cuda. The prototypes are our own, no header and no library
+ * is needed to build, and where there is none the library's own product works on. $ONEPASS_CUBLASLT names one file to
+ * take instead, or is "none".
  *
  * Matrices here are column-major, as cuBLASLt sees them: D[m][n] = op(A)[m][k] op(B)[k][n] (+ a bias, one a row of D).
  * A call allocates and waits for nothing; the workspace is the caller's. The context of the device is current.

@@ -330,8 +330,8 @@ onepass_status onep_cuda_launch(const onep_cuda *cuda, const char *operator_name
 }
 
 /*
- * Only where the kernels' own code for 9.x runs: what a newer device translates from PTX for 8.0 does not wait. And only
- * with drivers that keep such a launch as it is when they capture it.
+ * Only where the kernels' own code for 9.x runs: what a newer device translates from PTX for 8.0 does not wait. And
+ * only with drivers that keep such a launch as it is when they capture it.
  */
 static int can_launch_early(const onep_cuda *cuda)
 {

@@ -29,8 +29,8 @@ onepass_status onep_cuda_launch(const onep_cuda *cuda, const char *operator_name
                                 unsigned block, unsigned shared_bytes, const void *args, size_t args_size);
 
 /*
- * The same, for a kernel that waits by itself for the one in front of it (early.cuh): where device and driver can, it is
- * brought to the multiprocessors before that one has ended.
+ * The same, for a kernel that waits by itself for the one in front of it (early.cuh): where device and driver can, it
+ * is brought to the multiprocessors before that one has ended.
  */
 onepass_status onep_cuda_launch_early(const onep_cuda *cuda, const char *operator_name, const char *kernel,
                                       unsigned grid, unsigned block, unsigned shared_bytes, const void *args,

@@ -39,7 +39,7 @@ enum {
     ONEP_CU_CAPTURE_GLOBAL = 0, /* of a capture: a call that is unsafe in one is an error, in any thread */
     ONEP_CU_CAPTURE_RELAXED = 2,
     ONEP_CU_PROGRAMMATIC = 6, /* of a launch: it may begin before the one in front of it has ended */
-    ONEP_CU_CAPTURING = 1, /* what cuStreamIsCapturing says of a stream in the middle of a capture */
+    ONEP_CU_CAPTURING = 1,    /* what cuStreamIsCapturing says of a stream in the middle of a capture */
 };
 
 /* Markers in the last argument of cuLaunchKernel. */
@@ -121,7 +121,8 @@ typedef struct onep_cu_launch {
     unsigned attribute_count;
 } onep_cu_launch;
 
-_Static_assert(sizeof(onep_cu_attribute) == 72 && sizeof(onep_cu_launch) == 56 && offsetof(onep_cu_launch, stream) == 32,
+_Static_assert(sizeof(onep_cu_attribute) == 72 && sizeof(onep_cu_launch) == 56 &&
+                   offsetof(onep_cu_launch, stream) == 32,
                "the driver's own sizes");
 
 typedef struct onep_driver {
@@ -130,8 +131,8 @@ typedef struct onep_driver {
 #undef FUNCTION
     int (*cuLaunchKernelEx)(const onep_cu_launch *launch, onep_cu_function *function, void **parameters,
                             void **extra); /* NULL if the driver has none */
-    int version; /* 13000 for CUDA 13.0 */
-    int devices; /* how many the driver shows, at least 1 */
+    int version;                           /* 13000 for CUDA 13.0 */
+    int devices;                           /* how many the driver shows, at least 1 */
 } onep_driver;
 
 /* The driver, loaded and initialised at the first call; NULL if it cannot be used: onep_driver_missing says why. */

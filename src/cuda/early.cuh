@@ -1,7 +1,8 @@
 /*
- * Kernels that may begin before the one in front of them on the stream has ended (onep_cuda_launch_early). Such a kernel
- * calls wait_for_previous before it touches anything the previous kernel wrote or still reads; the previous one may call
- * let_next_begin to have it on the multiprocessors early. Where the device has no such launches both are nothing.
+ * Kernels that may begin before the one in front of them on the stream has ended (onep_cuda_launch_early). Such a
+ * kernel calls wait_for_previous before it touches anything the previous kernel wrote or still reads; the previous one
+ * may call let_next_begin to have it on the multiprocessors early. Where the device has no such launches both are
+ * nothing.
  */
 #ifndef ONEP_EARLY_CUH
 #define ONEP_EARLY_CUH

@@ -1,7 +1,7 @@
 /*
- * What the host hands to the kernels of the head and of matrix products: one plain structure a kernel, the same to the C
- * compiler and to nvcc (or NVRTC, which has no <stdint.h>: hence long long). Addresses are device addresses, strides are
- * in bytes, types are those of kl_args.h.
+ * What the host hands to the kernels of the head and of matrix products: one plain structure a kernel, the same to the
+ * C compiler and to nvcc (or NVRTC, which has no <stdint.h>: hence long long). Addresses are device addresses, strides
+ * are in bytes, types are those of kl_args.h.
  */
 #ifndef ONEP_HEAD_ARGS_H
 #define ONEP_HEAD_ARGS_H
@@ -17,17 +17,17 @@ typedef struct onep_head_matrix {
 
 /* How the work is cut: by the shape alone, so that the bits of a result are the same on every device. */
 enum {
-    ONEP_HEAD_STRIP = 128,         /* columns a block takes statistics of, */
-    ONEP_HEAD_CHUNK = 128,         /* and rows it takes them of at a time, packed elements; */
-    ONEP_HEAD_CHUNK_ANY = 64,      /* with any strides */
+    ONEP_HEAD_STRIP = 128,    /* columns a block takes statistics of, */
+    ONEP_HEAD_CHUNK = 128,    /* and rows it takes them of at a time, packed elements; */
+    ONEP_HEAD_CHUNK_ANY = 64, /* with any strides */
     ONEP_HEAD_STATS_THREADS = 256,
-    ONEP_HEAD_MAX_SPLITS = 64,     /* blocks that share a strip of columns, and */
-    ONEP_HEAD_MAX_SHARED = 256,    /* strips that may be shared: each of them has a ticket */
-    ONEP_HEAD_ROW_COLUMNS = 8192,  /* longest row that 1024 threads hold in 8 registers each, */
+    ONEP_HEAD_MAX_SPLITS = 64,      /* blocks that share a strip of columns, and */
+    ONEP_HEAD_MAX_SHARED = 256,     /* strips that may be shared: each of them has a ticket */
+    ONEP_HEAD_ROW_COLUMNS = 8192,   /* longest row that 1024 threads hold in 8 registers each, */
     ONEP_HEAD_WIDE_COLUMNS = 16384, /* and in 16 */
     ONEP_HEAD_ANY_THREADS = 256,
-    ONEP_HEAD_MAX_PARTS = 128,     /* blocks, each with rows of its own, of the backward row pass */
-    ONEP_HEAD_GRAD_STRIP = 64,     /* columns of a block of the backward column pass */
+    ONEP_HEAD_MAX_PARTS = 128, /* blocks, each with rows of its own, of the backward row pass */
+    ONEP_HEAD_GRAD_STRIP = 64, /* columns of a block of the backward column pass */
     ONEP_HEAD_GRAD_THREADS = 1024,
     ONEP_HEAD_MAX_GRAD_BLOCKS = 128, /* blocks wanted of it; strips are shared until there are so many */
 };

@@ -100,7 +100,8 @@ template <class T> __device__ __forceinline__ void head_grad_rows(const onep_hea
     }
 }
 
-/* Any length, strides and types: first r of every row of the part, then its columns, the output and its gradient again. */
+/* Any length, strides and types: first r of every row of the part, then its columns, the output and its gradient again.
+ */
 template <class R> __device__ __forceinline__ void head_grad_rows_any(const onep_head_grad_args &a)
 {
     __shared__ R room[2][32];
@@ -215,7 +216,7 @@ template <class SOURCE> __device__ __forceinline__ void head_grad_columns(const 
     typedef typename SOURCE::real real;
     enum {
         EACH = SOURCE::each,
-        ACROSS = ONEP_HEAD_GRAD_STRIP / EACH,          /* threads side by side over a row of the strip */
+        ACROSS = ONEP_HEAD_GRAD_STRIP / EACH, /* threads side by side over a row of the strip */
         AT_ONCE = ONEP_HEAD_GRAD_THREADS / ACROSS,
     };
     __shared__ grad_column<real> column_of[ONEP_HEAD_GRAD_STRIP];

@@ -255,19 +255,21 @@ static onepass_status run_softmax(onep_cuda *cuda, const onep_head_problem *p, c
     if (!has_softmax(f->y.type, p->output.type) || n % lanes != 0 || !is_packed(&a.y, lanes) ||
         !is_packed(&a.output, lanes)) {
         snprintf(name, sizeof name, "onep_head_softmax_%s", f->computed == ONEP_F64 ? "any64" : "any32");
-        return onep_cuda_launch_early(cuda, "head", name, (unsigned)at_most(a.rows, GRID_LIMIT),
-                                      ONEP_HEAD_ANY_THREADS, 0, &a, sizeof a);
+        return onep_cuda_launch_early(cuda, "head", name, (unsigned)at_most(a.rows, GRID_LIMIT), ONEP_HEAD_ANY_THREADS,
+                                      0, &a, sizeof a);
     }
     const char *kind = n <= ONEP_HEAD_ROW_COLUMNS ? "rows" : n <= ONEP_HEAD_WIDE_COLUMNS ? "wide" : "long";
-    unsigned threads = n <= ONEP_HEAD_ROW_COLUMNS ? threads_for(n, 8) : n <= ONEP_HEAD_WIDE_COLUMNS ? threads_for(n, 16) : 1024;
-    /* As many blocks as fit at once; each has the same number of rows, two at a time. A row's bits do not depend on it. */
+    unsigned threads = n <= ONEP_HEAD_ROW_COLUMNS    ? threads_for(n, 8)
+                       : n <= ONEP_HEAD_WIDE_COLUMNS ? threads_for(n, 16)
+                                                     : 1024;
+    /* As many blocks as fit at once; each has the same number of rows, two at a time. A row's bits do not depend on it.
+     */
     int64_t blocks = multiprocessors * (1024 / threads);
     a.block_rows = 2 * ceil_div(a.rows, 2 * (blocks > 0 ? blocks : 1));
     unsigned grid = (unsigned)ceil_div(a.rows, a.block_rows);
     if (n > ONEP_HEAD_WIDE_COLUMNS)
         grid = (unsigned)at_most(a.rows, GRID_LIMIT);
-    snprintf(name, sizeof name, "onep_head_softmax_%s_%s_%s", kind, type_words[f->y.type],
-             type_words[p->output.type]);
+    snprintf(name, sizeof name, "onep_head_softmax_%s_%s_%s", kind, type_words[f->y.type], type_words[p->output.type]);
     return onep_cuda_launch_early(cuda, "head", name, grid, threads, 0, &a, sizeof a);
 }
 

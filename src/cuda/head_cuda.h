@@ -1,7 +1,7 @@
 /*
- * The head and the linear layer on a CUDA device, below their doors: workspace and launches for checked problems. A call
- * allocates, copies and waits for nothing; the bits of everything but the products (cuBLASLt's) depend on shape and
- * layout alone.
+ * The head and the linear layer on a CUDA device, below their doors: workspace and launches for checked problems. A
+ * call allocates, copies and waits for nothing; the bits of everything but the products (cuBLASLt's) depend on shape
+ * and layout alone.
  */
 #ifndef ONEP_HEAD_CUDA_H
 #define ONEP_HEAD_CUDA_H
@@ -22,7 +22,8 @@ typedef enum onep_head_stage {
  * contiguous, else in the workspace. A batch without rows is counted and nothing else is done.
  */
 size_t onep_head_cuda_workspace(onep_cuda *cuda, const onep_head_problem *problem, onep_product_math math);
-onepass_status onep_head_cuda_run(onep_cuda *cuda, const onep_head_problem *problem, onep_product_math math, int stages);
+onepass_status onep_head_cuda_run(onep_cuda *cuda, const onep_head_problem *problem, onep_product_math math,
+                                  int stages);
 
 /* Of the problem only rows, depth, columns and the types of input and weight matter for the size. */
 size_t onep_head_backward_cuda_workspace(onep_cuda *cuda, const onep_head_backward_problem *problem,

@@ -1,10 +1,10 @@
 /*
  * output = softmax over a row of z = slope y + offset, in base 2 (the factor log2(e) is in slope and offset). y is read
- * once where a row fits in the registers of a block, twice where it does not (the second time from cache). output may be
- * y itself: a thread writes only what it has read, and only after the kernel before is finished.
+ * once where a row fits in the registers of a block, twice where it does not (the second time from cache). output may
+ * be y itself: a thread writes only what it has read, and only after the kernel before is finished.
  *
- * Infinities and NaN come out as exp(z - max) / sum gives them: a row with a NaN, with +inf, or with nothing but -inf is
- * NaN throughout; -inf beside numbers is 0.
+ * Infinities and NaN come out as exp(z - max) / sum gives them: a row with a NaN, with +inf, or with nothing but -inf
+ * is NaN throughout; -inf beside numbers is 0.
  */
 #ifndef ONEP_HEAD_SOFTMAX_CUH
 #define ONEP_HEAD_SOFTMAX_CUH
@@ -29,10 +29,10 @@ __device__ __forceinline__ void load_line(const onep_head_softmax_args &a, unsig
 }
 
 /*
- * Rows in registers: a block takes block_rows rows, each thread COLUMNS of them in groups of 16 bytes of y. RESIDENT: two
- * rows at a time, slope and offset stay in registers too, and the next rows are on their way while these are worked on;
- * with more columns there is no room for any of that.
- * y is asked for before the kernel in front is finished: that one only reads y, see early.cuh.
+ * Rows in registers: a block takes block_rows rows, each thread COLUMNS of them in groups of 16 bytes of y. RESIDENT:
+ * two rows at a time, slope and offset stay in registers too, and the next rows are on their way while these are worked
+ * on; with more columns there is no room for any of that. y is asked for before the kernel in front is finished: that
+ * one only reads y, see early.cuh.
  */
 template <class Y, class T, int COLUMNS, bool RESIDENT>
 __device__ __forceinline__ void head_softmax_rows(const onep_head_softmax_args &a)

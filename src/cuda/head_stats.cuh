@@ -126,8 +126,8 @@ struct column_merge {
 
 /*
  * log2(e) z = slope y + offset. The offset, as large as the mean is in units of sigma, can only be rounded to what its
- * size allows; a slope a few units in the last place away may let it be rounded with less loss. Of nine the one is taken
- * whose two errors, the offset's and the slope's over the spread of y, are smallest.
+ * size allows; a slope a few units in the last place away may let it be rounded with less loss. Of nine the one is
+ * taken whose two errors, the offset's and the slope's over the spread of y, are smallest.
  */
 __device__ __forceinline__ void round_line(double slope, double mean, double sigma, double level, float &slope_to,
                                            float &offset_to)
@@ -182,7 +182,8 @@ __device__ __forceinline__ void finish_feature(const onep_head_features &f, long
                static_cast<R *>(f.slope)[j], static_cast<R *>(f.offset)[j]);
 }
 
-/* True in every thread of the last of `count` blocks; what the others wrote is visible to it. Leaves the ticket at 0. */
+/* True in every thread of the last of `count` blocks; what the others wrote is visible to it. Leaves the ticket at 0.
+ */
 __device__ __forceinline__ bool last_of(unsigned *ticket, unsigned count)
 {
     __shared__ bool last;

@@ -105,7 +105,8 @@ extern "C" __global__ void __launch_bounds__(ONEP_PRODUCT_THREADS) onep_product_
 {
     product<double>(a);
 }
-extern "C" __global__ void __launch_bounds__(ONEP_COLUMN_SUMS_THREADS, 1) onep_column_sums(const onep_column_sums_args a)
+extern "C" __global__ void __launch_bounds__(ONEP_COLUMN_SUMS_THREADS, 1)
+    onep_column_sums(const onep_column_sums_args a)
 {
     column_sums(a);
 }
@@ -119,8 +120,7 @@ extern "C" __global__ void __launch_bounds__(ONEP_PRODUCT_THREADS) onep_add_bias
             char *at = const_cast<char *>(row_of(a.c, row)) + n * a.c.col_stride;
             const char *bias = a.bias.data + n * a.bias.col_stride;
             if (a.c.type == ONEP_CUDA_F64)
-                store_any<double>(a.c.type, at,
-                                  load_any<double>(a.c.type, at) + load_any<double>(a.bias.type, bias));
+                store_any<double>(a.c.type, at, load_any<double>(a.c.type, at) + load_any<double>(a.bias.type, bias));
             else
                 store_any<float>(a.c.type, at, load_any<float>(a.c.type, at) + load_any<float>(a.bias.type, bias));
         }

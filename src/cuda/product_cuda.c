@@ -103,8 +103,7 @@ static int lt_shape(const onep_product *p, onep_lt_shape *s)
     int a_k_fast, b_k_fast;
     if (!column_major(p->a_swapped ? a.column : a.row, p->a_swapped ? a.row : a.column, p->m, p->k, &a_k_fast,
                       &s->ldb) ||
-        !column_major(p->b_swapped ? b.column : b.row, p->b_swapped ? b.row : b.column, p->n, p->k, &b_k_fast,
-                      &s->lda))
+        !column_major(p->b_swapped ? b.column : b.row, p->b_swapped ? b.row : b.column, p->n, p->k, &b_k_fast, &s->lda))
         return 0;
     s->m = p->n;
     s->n = p->m;
@@ -158,8 +157,8 @@ size_t onep_product_workspace(onep_cuda *cuda, const onep_product *p)
 }
 
 /*
- * The best algorithm that does with so much workspace. Told a small limit cuBLASLt looks at others (for TF32 at half the
- * speed) than those which, told a large one, turn out to need none: so it is first told the largest.
+ * The best algorithm that does with so much workspace. Told a small limit cuBLASLt looks at others (for TF32 at half
+ * the speed) than those which, told a large one, turn out to need none: so it is first told the largest.
  */
 static const onep_lt_plan *plan_within(onep_cublaslt *lt, onep_lt_shape *shape, size_t room)
 {
@@ -246,8 +245,10 @@ static onepass_status run_own(onep_cuda *cuda, const onep_product *p)
         return status;
     int64_t m_tiles = p->m / ONEP_PRODUCT_TILE + (p->m % ONEP_PRODUCT_TILE != 0);
     if (m_tiles > INT32_MAX / (args.n_tiles ? args.n_tiles : 1))
-        return onep_fail(ONEPASS_UNSUPPORTED, "%s: a product of %lld x %lld; without cuBLASLt it may have at most 2^43 "
-                         "elements", p->operator_name, (long long)p->m, (long long)p->n);
+        return onep_fail(ONEPASS_UNSUPPORTED,
+                         "%s: a product of %lld x %lld; without cuBLASLt it may have at most 2^43 "
+                         "elements",
+                         p->operator_name, (long long)p->m, (long long)p->n);
     int is_double = p->a.type == ONEP_F64 || p->b.type == ONEP_F64 || p->c.type == ONEP_F64;
     return onep_cuda_launch(cuda, p->operator_name, is_double ? "onep_product_any64" : "onep_product_any32",
                             (unsigned)(m_tiles * args.n_tiles), ONEP_PRODUCT_THREADS, 0, &args, sizeof args);
