@@ -51,10 +51,13 @@ char *head_to_device(const char *host)
 
 head_field head_place(onep_type type, int64_t rows, int64_t columns, head_layout l, int written)
 {
-    int64_t size = type == ONEP_NO_TYPE ? 8 : (int64_t)onep_type_size(type);
-    int64_t col = l == STRIDED ? 2 * size : size, row = columns * col + (l == PADDED    ? 16
-                                                                         : l == STRIDED ? 3 * size
-                                                                                        : 0);
+    int64_t size = (int64_t)onep_type_size(type);
+    int64_t col = l == STRIDED ? 2 * size : size, gap = 0;
+    if (l == PADDED)
+        gap = 16;
+    else if (l == STRIDED)
+        gap = 3 * size;
+    int64_t row = columns * col + gap;
     head_field f = {.rows = rows, .columns = columns};
     f.host = head_arena_take((size_t)(rows * row), l == SHIFTED ? (size_t)size : 0);
     f.operand = (onep_operand){.data = head_to_device(f.host), .type = type, .col_stride = col};

@@ -70,7 +70,7 @@ typedef struct head_case {
     onep_product_math math;
 } head_case;
 
-/* All tensors of a case, in the head_arena. */
+/* All tensors of a case, in the arena. */
 typedef struct head_tensors {
     head_field input, weight, bias, gamma, beta, scale, running_mean, running_var, output, product, mean, rstd;
     char *counter;
