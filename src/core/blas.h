@@ -18,8 +18,8 @@ enum { ONEP_BLAS_ROW_MAJOR = 101, ONEP_BLAS_PLAIN = 111, ONEP_BLAS_TRANSPOSED = 
 
 typedef void onep_sgemm(int order, int transpose_a, int transpose_b, int m, int n, int k, float alpha, const float *a,
                         int lda, const float *b, int ldb, float beta, float *c, int ldc);
-typedef void onep_dgemm(int order, int transpose_a, int transpose_b, int m, int n, int k, double alpha,
-                        const double *a, int lda, const double *b, int ldb, double beta, double *c, int ldc);
+typedef void onep_dgemm(int order, int transpose_a, int transpose_b, int m, int n, int k, double alpha, const double *a,
+                        int lda, const double *b, int ldb, double beta, double *c, int ldc);
 
 typedef struct onep_blas {
     const char *name;

@@ -58,7 +58,8 @@ double onep_head_factor(const onep_head_problem *problem);
  * Mean and rstd of feature j, from the batch's own mean and sum of squared deviations of q, or from the running
  * statistics. Updates the latter with `factor`, and keeps mean and rstd where the problem wants them.
  */
-onep_norm onep_head_norm(const onep_head_problem *problem, int64_t j, double batch_mean, double batch_m2, double factor);
+onep_norm onep_head_norm(const onep_head_problem *problem, int64_t j, double batch_mean, double batch_m2,
+                         double factor);
 
 /* The gradients of one feature, from s0 = sum of dz and s1 = sum of dz xh over the batch; see head_backward.inc. */
 void onep_head_feature_gradients(const onep_head_backward_problem *problem, int64_t j, double s0, double s1);

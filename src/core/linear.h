@@ -18,8 +18,8 @@ typedef struct onep_linear_problem {
 } onep_linear_problem;
 
 /*
- * grad_input = grad_output weight, grad_weight = grad_output^T input, grad_bias = column sums of grad_output; those that
- * are absent are not made.
+ * grad_input = grad_output weight, grad_weight = grad_output^T input, grad_bias = column sums of grad_output; those
+ * that are absent are not made.
  */
 typedef struct onep_linear_backward_problem {
     onep_rows rows, weight_rows;

@@ -132,8 +132,7 @@ onepass_status onep_shape_check(const char *operator_name, const char *argument,
     char expected[160];
     return onep_fail(ONEPASS_INVALID_ARGUMENT, "%s: %s: shape %s does not fit predictions %s; %s", operator_name,
                      argument, onep_shape_text(tensor->ndim, tensor->shape, got, sizeof got),
-                     onep_shape_text(of->ndim, of->shape, expected, sizeof expected),
-                     rules[kind]);
+                     onep_shape_text(of->ndim, of->shape, expected, sizeof expected), rules[kind]);
 }
 
 /* ---- memory overlap ---------------------------------------------------------------------------------------------- */

@@ -8,8 +8,8 @@ static const struct {
     size_t size;
     const char *name;
 } type_table[] = {
-    [ONEP_F16] = {2, "float16"}, [ONEP_BF16] = {2, "bfloat16"}, [ONEP_F32] = {4, "float32"},
-    [ONEP_F64] = {8, "float64"}, [ONEP_BYTE] = {1, "uint8"},    [ONEP_I64] = {8, "int64"},
+    [ONEP_F16] = {2, "float16"},     [ONEP_BF16] = {2, "bfloat16"}, [ONEP_F32] = {4, "float32"},
+    [ONEP_F64] = {8, "float64"},     [ONEP_BYTE] = {1, "uint8"},    [ONEP_I64] = {8, "int64"},
     [ONEP_NO_TYPE] = {0, "unknown"},
 };
 

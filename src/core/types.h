@@ -1,6 +1,7 @@
 /*
- * Element types: the four the operators compute on, the bytes a mask is made of, and what counts batches. This file, the
- * loads and stores of src/cpu/vec_*.h and src/cuda/elem.cuh are the only places that know how half types are laid out.
+ * Element types: the four the operators compute on, the bytes a mask is made of, and what counts batches. This file,
+ * the loads and stores of src/cpu/vec_*.h and src/cuda/elem.cuh are the only places that know how half types are laid
+ * out.
  */
 #ifndef ONEP_TYPES_H
 #define ONEP_TYPES_H

@@ -72,8 +72,8 @@ onep_head_backward_layout onep_head_backward_layout_of(const onep_head_backward_
     l.partial = onep_arena_take(&arena, (size_t)l.blocks * 2 * (size_t)p->columns * sizeof(double));
     l.slots = onep_slots_take(&arena, &l.plan, (int32_t)smaller(l.blocks, threads), 0);
     l.rest = arena;
-    *bytes = onep_arena_size(&arena) +
-             onep_linear_workspace_cpu(p->rows.count, p->depth, p->columns, computed, threads);
+    *bytes =
+        onep_arena_size(&arena) + onep_linear_workspace_cpu(p->rows.count, p->depth, p->columns, computed, threads);
     return l;
 }
 

@@ -32,12 +32,12 @@ onep_head_layout onep_head_layout_of(const onep_head_problem *problem, onep_type
                                      void *workspace, size_t *bytes);
 
 typedef struct onep_head_backward_layout {
-    onep_arena rest;                          /* for the slots of the products */
-    onep_product_plan plan;                   /* of no product: gives slots for the sums */
+    onep_arena rest;        /* for the slots of the products */
+    onep_product_plan plan; /* of no product: gives slots for the sums */
     onep_slots slots;
-    int64_t block_rows, blocks;               /* of the column sums */
+    int64_t block_rows, blocks;                /* of the column sums */
     char *mean, *rstd, *slope, *s0, *s1, *dot; /* an element a feature; dot: a row */
-    double *partial;                          /* [block][s0, s1][feature] */
+    double *partial;                           /* [block][s0, s1][feature] */
 } onep_head_backward_layout;
 
 onep_head_backward_layout onep_head_backward_layout_of(const onep_head_backward_problem *problem, onep_type computed,

@@ -12,17 +12,17 @@
 #include "threads.h"
 
 enum {
-    ONEP_TILE_ROWS = 264,      /* of the result; a multiple of every level's strip of rows, 6 or 12 */
-    ONEP_TILE_COLUMNS = 256,   /* a multiple of every level's panel of columns, 2 to 32 */
-    ONEP_LEAST_COLUMNS = 64,   /* a tile is made narrower than that only if the result is */
-    ONEP_WANTED_TILES = 16,    /* ... to have so many */
-    ONEP_STRIP_MULTIPLE = 12,  /* rows of a tile */
-    ONEP_PANEL_MULTIPLE = 32,  /* columns of a tile */
-    ONEP_DEPTH_BYTES = 1024,   /* of a row of either operand that are multiplied before the next: a tile's share of both
-                                  operands and its results stay in the second-level cache */
-    ONEP_LINE = 64,            /* bytes of a cache line, which every buffer begins at */
-    ONEP_STAGGER = 16,         /* elements between rows of a buffer, so that they do not all fall on the same lines */
-    ONEP_SEGMENT_ROWS = 16,    /* rows that are transposed at a time, or more */
+    ONEP_TILE_ROWS = 264,     /* of the result; a multiple of every level's strip of rows, 6 or 12 */
+    ONEP_TILE_COLUMNS = 256,  /* a multiple of every level's panel of columns, 2 to 32 */
+    ONEP_LEAST_COLUMNS = 64,  /* a tile is made narrower than that only if the result is */
+    ONEP_WANTED_TILES = 16,   /* ... to have so many */
+    ONEP_STRIP_MULTIPLE = 12, /* rows of a tile */
+    ONEP_PANEL_MULTIPLE = 32, /* columns of a tile */
+    ONEP_DEPTH_BYTES = 1024,  /* of a row of either operand that are multiplied before the next: a tile's share of both
+                                 operands and its results stay in the second-level cache */
+    ONEP_LINE = 64,           /* bytes of a cache line, which every buffer begins at */
+    ONEP_STAGGER = 16,        /* elements between rows of a buffer, so that they do not all fall on the same lines */
+    ONEP_SEGMENT_ROWS = 16,   /* rows that are transposed at a time, or more */
 };
 
 typedef struct onep_product_plan {

@@ -290,8 +290,10 @@ V_INLINE void vf_transpose(vf *rows)
         u[i + 3] = _mm512_shuffle_ps(t[i + 1], t[i + 3], 0xee);
     }
     for (int c = 0; c < 4; c++) { /* even parts, odd parts; then of each the first and the second */
-        vf even_low = _mm512_shuffle_f32x4(u[c], u[4 + c], 0x88), even_high = _mm512_shuffle_f32x4(u[8 + c], u[12 + c], 0x88);
-        vf odd_low = _mm512_shuffle_f32x4(u[c], u[4 + c], 0xdd), odd_high = _mm512_shuffle_f32x4(u[8 + c], u[12 + c], 0xdd);
+        vf even_low = _mm512_shuffle_f32x4(u[c], u[4 + c], 0x88),
+           even_high = _mm512_shuffle_f32x4(u[8 + c], u[12 + c], 0x88);
+        vf odd_low = _mm512_shuffle_f32x4(u[c], u[4 + c], 0xdd),
+           odd_high = _mm512_shuffle_f32x4(u[8 + c], u[12 + c], 0xdd);
         rows[c] = _mm512_shuffle_f32x4(even_low, even_high, 0x88);
         rows[4 + c] = _mm512_shuffle_f32x4(odd_low, odd_high, 0x88);
         rows[8 + c] = _mm512_shuffle_f32x4(even_low, even_high, 0xdd);
@@ -306,8 +308,10 @@ V_INLINE void vd_transpose(vd *rows)
         t[i + 1] = _mm512_unpackhi_pd(rows[i], rows[i + 1]);
     }
     for (int c = 0; c < 2; c++) {
-        vd even_low = _mm512_shuffle_f64x2(t[c], t[2 + c], 0x88), even_high = _mm512_shuffle_f64x2(t[4 + c], t[6 + c], 0x88);
-        vd odd_low = _mm512_shuffle_f64x2(t[c], t[2 + c], 0xdd), odd_high = _mm512_shuffle_f64x2(t[4 + c], t[6 + c], 0xdd);
+        vd even_low = _mm512_shuffle_f64x2(t[c], t[2 + c], 0x88),
+           even_high = _mm512_shuffle_f64x2(t[4 + c], t[6 + c], 0x88);
+        vd odd_low = _mm512_shuffle_f64x2(t[c], t[2 + c], 0xdd),
+           odd_high = _mm512_shuffle_f64x2(t[4 + c], t[6 + c], 0xdd);
         rows[c] = _mm512_shuffle_f64x2(even_low, even_high, 0x88);
         rows[2 + c] = _mm512_shuffle_f64x2(odd_low, odd_high, 0x88);
         rows[4 + c] = _mm512_shuffle_f64x2(even_low, even_high, 0xdd);

@@ -26,9 +26,9 @@ static onepass_status check_type(const char *op, const onep_argument *a)
     onep_type type = onep_type_of(a->tensor->dtype);
     const char *name = onep_type_name(type);
     if (a->rule == ONEP_COUNTER)
-        return type == ONEP_I64 ? ONEPASS_OK
-                                : onep_fail(ONEPASS_INVALID_ARGUMENT, "%s: %s: dtype %s; it must be int64", op,
-                                            a->name, name);
+        return type == ONEP_I64
+                   ? ONEPASS_OK
+                   : onep_fail(ONEPASS_INVALID_ARGUMENT, "%s: %s: dtype %s; it must be int64", op, a->name, name);
     onepass_status status = check_float(op, a->name, type);
     if (status != ONEPASS_OK)
         return status;

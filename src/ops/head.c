@@ -51,7 +51,7 @@ static onepass_status check_options(const char *op, const onepass_head_options *
         if (o->cumulative || o->momentum != 0 || o->batches_tracked)
             return onep_fail(ONEPASS_INVALID_ARGUMENT,
                              "%s: options.%s: given with ONEPASS_RUNNING_STATISTICS, which updates nothing", op,
-                             o->cumulative         ? "cumulative"
+                             o->cumulative        ? "cumulative"
                              : o->batches_tracked ? "batches_tracked"
                                                   : "momentum");
         return ONEPASS_OK;
@@ -204,8 +204,8 @@ static size_t backward_workspace(const onepass_handle *handle, const onep_head_b
                                      : onep_head_backward_workspace_cpu(problem, computed, handle->threads);
 }
 
-static onepass_status read_gradients(const char *op, const onepass_head_gradients *given,
-                                     const onepass_head_options *o, onepass_head_gradients *gradients)
+static onepass_status read_gradients(const char *op, const onepass_head_gradients *given, const onepass_head_options *o,
+                                     onepass_head_gradients *gradients)
 {
     if (!given)
         return onep_missing(op, "gradients");
@@ -278,7 +278,8 @@ onepass_status onepass_head_backward(onepass_handle *handle, const onepass_tenso
         {"gradients.bias", g.bias, 1, ONEP_SAME_TYPE, type_or_any(o.bias), .rank = 1, .extent = {n}},
         {"gradients.gamma", g.gamma, 1, ONEP_SAME_TYPE, type_or_any(o.gamma), .rank = 1, .extent = {n}},
         {"gradients.beta", g.beta, 1, ONEP_SAME_TYPE, type_or_any(o.beta), .rank = 1, .extent = {n}},
-        {"gradients.scale", g.scale, 1, ONEP_SAME_TYPE, type_or_any(o.scale), .rank = 1, .extent = {one_scale ? 1 : n}, .one_allowed = one_scale},
+        {"gradients.scale", g.scale, 1, ONEP_SAME_TYPE, type_or_any(o.scale), .rank = 1, .extent = {one_scale ? 1 : n},
+         .one_allowed = one_scale},
     };
     enum { ARGUMENTS = sizeof arguments / sizeof arguments[0] };
     status = onep_arguments_check(op, handle, arguments, ARGUMENTS);

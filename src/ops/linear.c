@@ -79,8 +79,10 @@ onepass_status onepass_linear_backward(onepass_handle *handle, const onepass_ten
         [GRAD_OUTPUT] = {"grad_output", grad_output, .leading = input, .rank = 1, .extent = {columns}},
         [INPUT] = {"input", input, .leading = input, .rank = 1, .extent = {depth}},
         [WEIGHT] = {"weight", weight, .rank = 2, .extent = {columns, depth}},
-        [GRAD_INPUT] = {"grad_input", grad_input, 1, ONEP_SAME_TYPE, input_type, .leading = input, .rank = 1, .extent = {depth}},
-        [GRAD_WEIGHT] = {"grad_weight", grad_weight, 1, ONEP_SAME_TYPE, weight_type, .rank = 2, .extent = {columns, depth}},
+        [GRAD_INPUT] = {"grad_input", grad_input, 1, ONEP_SAME_TYPE, input_type, .leading = input, .rank = 1,
+                        .extent = {depth}},
+        [GRAD_WEIGHT] = {"grad_weight", grad_weight, 1, ONEP_SAME_TYPE, weight_type, .rank = 2,
+                         .extent = {columns, depth}},
         [GRAD_BIAS] = {"grad_bias", grad_bias, 1, .rank = 1, .extent = {columns}},
     };
     status = onep_arguments_check(op, handle, arguments, ARGUMENTS);
