@@ -385,7 +385,8 @@ static void oracle_statistics(const head_case *c, int64_t j)
         sum += o.q[i * c->columns + j];
     long double mean = sum / rows;
     for (int64_t i = 0; i < c->rows; i++) {
-        mean_error += (o.q_error[i * c->columns + j] + 0x1p-52L * fabsl(o.q[i * c->columns + j])) / rows;
+        mean_error +=
+            (o.q_error[i * c->columns + j] + 0x1p-53L * PRODUCT_ERROR(c->rows) * fabsl(o.q[i * c->columns + j])) / rows;
         m2 += (o.q[i * c->columns + j] - mean) * (o.q[i * c->columns + j] - mean);
     }
     for (int64_t i = 0; i < c->rows; i++) {
@@ -479,6 +480,7 @@ static void oracle_dz(const head_case *c)
             o.dz[at] = p * (g - dot);
             /* An upstream gradient of a wider type is rounded to the type computed in. */
             o.dz_error[at] = 3 * u * fabsl(o.dz[at]) + fabsl(p) * u * (4 * size + 2 * fabsl(dot) + fabsl(g)) +
+                             fabsl(p) * 0x1p-53L * PRODUCT_ERROR(c->columns) * size +
                              2 * u * fabsl(p) * fabsl(g - dot) + smallest(c);
         }
     }
@@ -497,8 +499,9 @@ static long double oracle_column(const head_case *c, int64_t j, long double *sca
         long double xh_error = u * (4 * fabsl(xh) + fabsl(mean) * rstd);
         s0 += o.dz[at];
         s1 += o.dz[at] * xh;
-        s0_error += o.dz_error[at] + 4 * u * fabsl(o.dz[at]);
-        s1_error += o.dz_error[at] * fabsl(xh) + fabsl(o.dz[at]) * (xh_error + 6 * u * fabsl(xh));
+        s0_error += o.dz_error[at] + (4 * u + 0x1p-53L * PRODUCT_ERROR(c->rows)) * fabsl(o.dz[at]);
+        s1_error += o.dz_error[at] * fabsl(xh) +
+                    fabsl(o.dz[at]) * (xh_error + (6 * u + 0x1p-53L * PRODUCT_ERROR(c->rows)) * fabsl(xh));
     }
     expect(c, HEAD_GRAD_BETA, j, scale * s0, fabsl(scale) * s0_error);
     expect(c, HEAD_GRAD_GAMMA, j, scale * s1, fabsl(scale) * s1_error);

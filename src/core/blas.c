@@ -25,7 +25,7 @@ typedef struct found {
     pthread_once_t once;
     onep_blas blas; /* sgemm NULL: not there */
     void *library;
-    void *get_threads;
+    void *get_threads, *set_threads;
 } found;
 
 static found libraries[CANDIDATES] = {
@@ -35,6 +35,17 @@ static found libraries[CANDIDATES] = {
 
 /* Object pointers become function pointers by their bytes: ISO C has no conversion. */
 #define FUNCTION(to, symbol) memcpy(&(to), &(symbol), sizeof(to))
+
+void onep_blas_set_threads(const onep_blas *blas, int threads)
+{
+    for (int which = ONEP_BLAS_OPENBLAS; which < CANDIDATES; which++) {
+        if (blas != &libraries[which].blas)
+            continue;
+        void (*set)(long); /* BLIS takes a 64-bit number, OpenBLAS an int: the register is the same */
+        FUNCTION(set, libraries[which].set_threads);
+        set(threads);
+    }
+}
 
 static void load(int which)
 {
@@ -52,16 +63,14 @@ static void load(int which)
         dlclose(library);
         return;
     }
-    if (!present) { /* BLIS takes a 64-bit number, OpenBLAS an int: the register is the same */
-        void (*set)(long);
-        FUNCTION(set, set_threads);
-        set(1);
-    }
     f->library = library;
     f->get_threads = get_threads;
+    f->set_threads = set_threads;
     f->blas.name = c->name;
     FUNCTION(f->blas.sgemm, sgemm);
     FUNCTION(f->blas.dgemm, dgemm);
+    if (!present)
+        onep_blas_set_threads(&f->blas, 1);
 }
 
 static void load_openblas(void)

@@ -37,6 +37,9 @@ typedef enum onep_blas_choice {
 /* What config.blas or $ONEPASS_BLAS asks for. One that is named must be there. */
 onepass_status onep_blas_choose(const char *asked, onep_blas_choice *choice);
 
+/* For programs that own the process: lets the library use so many threads of its own. */
+void onep_blas_set_threads(const onep_blas *blas, int threads);
+
 /* The library to use now, NULL for our own product. */
 const onep_blas *onep_blas_of(onep_blas_choice choice);
 
