@@ -20,6 +20,7 @@ enum {
     ONEP_PANEL_MULTIPLE = 32, /* columns of a tile */
     ONEP_DEPTH_BYTES = 1024,  /* of a row of either operand that are multiplied before the next: a tile's share of both
                                  operands and its results stay in the second-level cache */
+    ONEP_CHAIN = 64,          /* products added up before their sum is added to the result; divides every depth block */
     ONEP_FEW_ROWS = 4,        /* up to so many are multiplied by dot products */
     ONEP_BLAS_ROWS = 64,      /* from so many on BLAS multiplies: for fewer its own packing costs more than it gains */
     ONEP_LINE = 64,           /* bytes of a cache line, which every buffer begins at */
