@@ -691,7 +691,7 @@ class Pages(ToolTest):
                'echo "${COMPREPLY[@]}"')
         for words, want in ((("onepass", "b"), "bench"), (("onepass", "kl", "--pred", ""), "probs log-probs"),
                             (("onepass", "kl", "--grad"), "--grad-pred --grad-target"),
-                            (("onepass", "bench", ""), "kl"), (("onepass", "kl", ""), ""),
+                            (("onepass", "bench", ""), "kl head linear"), (("onepass", "kl", ""), ""),
                             (("onepass", "completion", "z"), "zsh")):
             answer = subprocess.run(["bash", "-c", ask, TOOL] + list(words), stdout=subprocess.PIPE, check=True)
             self.assertEqual(answer.stdout.decode().strip(), want, words)

@@ -194,18 +194,27 @@ static void choose_works(head_job *job)
     double flops = 2 * (double)it->rows * (double)it->depth * (double)it->columns;
     bool gradient = options_given(job->options, "grad");
     const timed_work all[WORKS] = {
-        [PRODUCT] = {job->blas ? "BLAS product alone" : "own product alone", many_threads, run_product, job, flops},
-        [FORWARD] = {job->head ? "train" : "forward", one_thread, run_forward, job, flops},
-        [EVAL] = {"eval", one_thread, run_eval, job, flops},
-        [BACKWARD] = {job->head ? "train + backward" : "forward + backward", one_thread, run_both, job, 3 * flops},
+        [PRODUCT] = {.name = job->blas ? "BLAS product alone" : "own product alone",
+                     .prepare = many_threads,
+                     .run = run_product,
+                     .bytes = flops},
+        [FORWARD] = {.name = job->head ? "train" : "forward", .run = run_forward, .bytes = flops},
+        [EVAL] = {.name = "eval", .run = run_eval, .bytes = flops},
+        [BACKWARD] = {.name = job->head ? "train + backward" : "forward + backward",
+                      .run = run_both,
+                      .bytes = 3 * flops},
     };
     double errors[WORKS];
     memcpy(errors, job->errors, sizeof errors);
     for (int i = 0; i < WORKS; i++) {
         if ((i == EVAL && !job->head) || (gradient && (i == FORWARD || i == EVAL)))
             continue;
-        job->works[job->count] = all[i];
-        job->works[job->count].counts_flops = true;
+        timed_work *work = &job->works[job->count];
+        *work = all[i];
+        work->context = job;
+        work->counts_flops = true;
+        if (!work->prepare)
+            work->prepare = one_thread;
         job->errors[job->count++] = errors[i];
     }
 }
