@@ -232,7 +232,8 @@ ONEPASS_API onepass_status onepass_kl_workspace_size(onepass_handle *handle, con
  *  - input, weight: fp16, bf16, fp32 or fp64, mixed freely; the product is made in fp32, in fp64 if one of them is.
  *    bias and grad_output may be of any of these types.
  *  - output: the promoted dtype of input and weight, or a wider one.
- *  - Gradients have shape and dtype of the tensor they belong to; NULL if not wanted.
+ *  - Gradients have shape and dtype of the tensor they belong to (grad_bias: any floating-point one); NULL if not
+ * wanted.
  *  - workspace: at least what onepass_linear_workspace_size says for the same input and weight; it serves both calls.
  *
  * An output may not share memory with any other tensor of the call.
