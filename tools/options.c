@@ -30,16 +30,17 @@ const command_spec command_specs[COMMANDS] = {
          "can be used."},
     [COMMAND_CHECK] =
         {"check", "every kernel against the reference, on this machine",
-         "Runs every vector level this machine has, or a GPU, against the plain C reference: KL divergence over types, forms, "
-         "reductions, semantics, gradients, tails, strides and special values. Prints one line for each level "
-         "and type. Exits with 1 if a result is too far away."},
+         "Runs every vector level this machine has, or a GPU, against the plain C reference: KL divergence over types, "
+         "forms, reductions, semantics, gradients, tails, strides and special values; on the CPU also linear and head, "
+         "both modes and gradients. Prints one line for each level and type. Exits with 1 if a result is too far "
+         "away."},
     [COMMAND_BENCH] =
         {"bench", "time and share of the memory bandwidth",
          "Measures an operator and, in turn with it, a plain read of the same bytes (and, beside the gradient, "
          "a read of both inputs with one write); for linear and head, the matrix product alone, by BLAS with as many "
-         "threads if there is one. Prints median, 20% and 80% quantiles in milliseconds, GB/s "
-         "(GFLOP/s), the share of the plain loop's speed, and the error against the reference. On a GPU the arrays lie there, "
-         "256 MB are written before each run to empty its cache, and the plain loop only reads."},
+         "threads if there is one. Prints median, 20% and 80% quantiles in milliseconds, GB/s (GFLOP/s), the share of "
+         "the plain loop's speed, and the error against the reference (for linear and head: against the same in f64). "
+         "On a GPU the arrays lie there, 256 MB are written before each run to empty its cache, and the plain loop only reads."},
     [COMMAND_DEMO] =
         {"demo", "the main job from end to end, checked",
          "Makes 4096 x 4096 fp32 predictions and targets, computes divergence and gradient, compares both with "
