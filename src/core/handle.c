@@ -63,6 +63,10 @@ static onepass_status check_for_cuda(const onepass_config *config)
         return onep_fail(ONEPASS_INVALID_ARGUMENT,
                          "create: config.progress: given; a call on a CUDA device does not wait for its work, it must "
                          "be NULL");
+    if (config->blas)
+        return onep_fail(ONEPASS_INVALID_ARGUMENT,
+                         "create: config.blas: \"%.32s\"; it is for the CPU, with a CUDA device it must be NULL",
+                         config->blas);
     return ONEPASS_OK;
 }
 
@@ -87,6 +91,8 @@ static onepass_status fill(onepass_handle *handle, const onepass_config *config)
         status = onep_cuda_create(config->device.id, config->stream, &handle->cuda);
     } else if (status == ONEPASS_OK) {
         status = choose_level(config->isa, &handle->level);
+        if (status == ONEPASS_OK)
+            status = onep_blas_choose(config->blas, &handle->blas);
         handle->threads = config->threads ? config->threads : usable_cores();
     }
     if (status != ONEPASS_OK)
@@ -144,4 +150,10 @@ const char *onepass_isa(const onepass_handle *handle)
 int32_t onepass_threads(const onepass_handle *handle)
 {
     return handle ? handle->threads : 0;
+}
+
+const char *onepass_blas(onepass_handle *handle)
+{
+    const onep_blas *blas = handle && !handle->cuda && handle->level != ONEP_REF ? onep_blas_of(handle->blas) : NULL;
+    return !handle ? "" : blas ? blas->name : "none";
 }
