@@ -2,8 +2,8 @@
 #include <stdio.h>
 
 #include "device.h"
+#include "head_cuda.h"
 #include "kl.h"
-#include "product.h"
 #include "status.h"
 
 static const char reason[] = "this library was built without CUDA kernels";
@@ -80,5 +80,25 @@ int onep_cuda_describe(int32_t device, onep_cuda_info *info)
 size_t onep_kl_cuda_workspace(const onep_kl_problem *problem)
 {
     (void)problem;
+    return 0;
+}
+
+size_t onep_head_cuda_workspace(onep_cuda *cuda, const onep_head_problem *problem, onep_product_math math)
+{
+    (void)cuda, (void)problem, (void)math;
+    return 0;
+}
+
+size_t onep_head_backward_cuda_workspace(onep_cuda *cuda, const onep_head_backward_problem *problem,
+                                         onep_product_math math)
+{
+    (void)cuda, (void)problem, (void)math;
+    return 0;
+}
+
+size_t onep_linear_cuda_workspace(onep_cuda *cuda, int64_t rows, int64_t depth, int64_t columns, onep_type input,
+                                  onep_type weight, onep_product_math math)
+{
+    (void)cuda, (void)rows, (void)depth, (void)columns, (void)input, (void)weight, (void)math;
     return 0;
 }

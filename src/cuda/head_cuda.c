@@ -6,6 +6,7 @@
 
 #include <stdio.h>
 
+#include "handle.h"
 #include "head_args.h"
 #include "status.h"
 
@@ -482,4 +483,16 @@ onepass_status onep_head_backward_cuda_run(onep_cuda *cuda, const onep_head_back
     if (status == ONEPASS_OK && p->grad_weight.data)
         status = onep_product_run(cuda, &to_weight, b.product);
     return status;
+}
+
+/* ---- the table's entries ----------------------------------------------------------------------------------------- */
+
+onepass_status onep_head_cuda(const onepass_handle *handle, const onep_head_problem *problem)
+{
+    return onep_head_cuda_run(handle->cuda, problem, ONEP_MATH_PLAIN, ONEP_HEAD_ALL);
+}
+
+onepass_status onep_head_backward_cuda(const onepass_handle *handle, const onep_head_backward_problem *problem)
+{
+    return onep_head_backward_cuda_run(handle->cuda, problem, ONEP_MATH_PLAIN, ONEP_HEAD_ALL);
 }

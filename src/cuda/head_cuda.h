@@ -6,7 +6,7 @@
 #ifndef ONEP_HEAD_CUDA_H
 #define ONEP_HEAD_CUDA_H
 
-#include "head_problem.h"
+#include "kernels.h"
 #include "product.h"
 
 /* Parts of a call, as bits; tools time them one by one. */

@@ -1,4 +1,5 @@
 /* The linear layer on a CUDA device: three products (product.h) and the column sums for the bias. */
+#include "handle.h"
 #include "head_cuda.h"
 
 static onep_rows weight_rows(int64_t columns)
@@ -93,4 +94,14 @@ onepass_status onep_linear_backward_cuda_run(onep_cuda *cuda, const onep_linear_
     if (status == ONEPASS_OK && p->grad_bias.data)
         status = onep_column_sums(cuda, "linear_backward", &p->grad_output, &p->rows, p->columns, &p->grad_bias);
     return status;
+}
+
+onepass_status onep_linear_cuda(const onepass_handle *handle, const onep_linear_problem *problem)
+{
+    return onep_linear_cuda_run(handle->cuda, problem, ONEP_MATH_PLAIN);
+}
+
+onepass_status onep_linear_backward_cuda(const onepass_handle *handle, const onep_linear_backward_problem *problem)
+{
+    return onep_linear_backward_cuda_run(handle->cuda, problem, ONEP_MATH_PLAIN);
 }

@@ -77,6 +77,20 @@ static onepass_status check_overlaps(const char *op, const onep_argument *argume
     return status;
 }
 
+/* A GPU's own conditions: elements aligned to their size, in its own memory. */
+static onepass_status check_on_cuda(const char *op, const onepass_handle *handle, const onep_argument *a)
+{
+    if (onep_elements(a->tensor) == 0)
+        return ONEPASS_OK;
+    const char *first = (const char *)a->tensor->data + a->tensor->byte_offset;
+    size_t size = onep_type_size(onep_type_of(a->tensor->dtype));
+    if ((uintptr_t)first % size != 0)
+        return onep_fail(ONEPASS_UNSUPPORTED,
+                         "%s: %s: address %p; on a CUDA device it must be a multiple of the element's %zu bytes", op,
+                         a->name, (const void *)first, size);
+    return onep_cuda_pointer_check(handle->cuda, op, a->name, first);
+}
+
 onepass_status onep_arguments_check(const char *op, const onepass_handle *handle, const onep_argument *arguments,
                                     int count)
 {
@@ -90,6 +104,8 @@ onepass_status onep_arguments_check(const char *op, const onepass_handle *handle
             status = check_type(op, a);
         if (status == ONEPASS_OK)
             status = check_shape(op, a);
+        if (status == ONEPASS_OK && handle->cuda)
+            status = check_on_cuda(op, handle, a);
     }
     for (int i = 0; i < count && status == ONEPASS_OK; i++)
         if (arguments[i].tensor && arguments[i].is_output)
@@ -102,9 +118,6 @@ onepass_status onep_check_input_weight(const char *op, const onepass_handle *han
 {
     if (!handle)
         return onep_fail(ONEPASS_INVALID_ARGUMENT, "%s: handle: NULL; make one with onepass_create", op);
-    if (handle->cuda)
-        return onep_fail(ONEPASS_UNSUPPORTED, "%s: handle: of device cuda:%d; this operator runs on the CPU only", op,
-                         (int)handle->device.id);
     if (!input || !weight)
         return onep_missing(op, input ? "weight" : "input");
     onepass_status status = onep_tensor_check(op, "input", input, handle->device);
@@ -144,6 +157,8 @@ onepass_status onep_workspace_check(const char *op, const onepass_handle *handle
                              .dtype = ONEPASS_U8,
                              .shape = &bytes};
     onepass_status status = ONEPASS_OK;
+    if (handle->cuda)
+        status = onep_cuda_pointer_check(handle->cuda, op, "workspace", workspace);
     for (int i = 0; i < count && status == ONEPASS_OK; i++)
         if (arguments[i].tensor)
             status = onep_overlap_check(op, "workspace", &memory, arguments[i].name, arguments[i].tensor, 0);

@@ -6,6 +6,7 @@
 #include <math.h>
 
 #include "arguments.h"
+#include "head_cuda.h"
 #include "status.h"
 #include "versioned.h"
 
@@ -102,6 +103,8 @@ static size_t forward_workspace(const onepass_handle *handle, const onep_head_pr
 {
     if (problem->rows.count == 0 || problem->columns == 0)
         return 0;
+    if (handle->cuda)
+        return onep_head_cuda_workspace(handle->cuda, problem, ONEP_MATH_PLAIN);
     onep_type computed = onep_computed(onep_promote(problem->input.type, problem->weight.type));
     return handle->level == ONEP_REF ? onep_head_workspace_ref(problem)
                                      : onep_head_workspace_cpu(problem, computed, handle->threads);
@@ -156,7 +159,9 @@ onepass_status onepass_head(onepass_handle *handle, const onepass_tensor *input,
                                   forward_workspace(handle, &problem));
     if (status != ONEPASS_OK)
         return status;
-    if (rows == 0 && updates)
+    if (handle->cuda) /* the counter is on the device, also that of an empty batch */
+        status = handle->kernels->head[promoted](handle, &problem);
+    else if (rows == 0 && updates)
         onep_head_factor(&problem); /* an empty batch is counted, and leaves the running statistics as they are */
     else if (rows != 0 && n != 0)
         status = handle->kernels->head[promoted](handle, &problem);
@@ -199,6 +204,8 @@ static size_t backward_workspace(const onepass_handle *handle, const onep_head_b
 {
     if (problem->columns == 0)
         return 0;
+    if (handle->cuda)
+        return onep_head_backward_cuda_workspace(handle->cuda, problem, ONEP_MATH_PLAIN);
     onep_type computed = onep_computed(onep_promote(problem->input.type, problem->weight.type));
     return handle->level == ONEP_REF ? onep_head_backward_workspace_ref(problem)
                                      : onep_head_backward_workspace_cpu(problem, computed, handle->threads);

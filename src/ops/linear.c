@@ -1,11 +1,16 @@
 /* The door of the linear layer, forward and backward: every check, the problem, one call through the table. */
 #include "arguments.h"
+#include "head_cuda.h"
 #include "status.h"
 
 static size_t workspace_of(const onepass_handle *handle, const onepass_tensor *input, const onepass_tensor *weight)
 {
     if (handle->level == ONEP_REF)
         return 0;
+    if (handle->cuda)
+        return onep_linear_cuda_workspace(handle->cuda, onep_rows_of(input).count, onep_columns(input),
+                                          weight->shape[0], onep_type_of(input->dtype), onep_type_of(weight->dtype),
+                                          ONEP_MATH_PLAIN);
     return onep_linear_workspace_cpu(onep_rows_of(input).count, onep_columns(input), weight->shape[0],
                                      onep_computed(onep_promoted(input, weight)), handle->threads);
 }
