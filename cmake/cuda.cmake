@@ -3,6 +3,9 @@
 # ONEPASS_CUDA   AUTO: if nvcc is found and works; ON: required; OFF: not at all
 # ONEPASS_NVCC   the compiler; looked for in $CUDACXX, PATH, /usr/local/cuda and where ./dev build --cuda-wheels puts it
 #
+# When pip builds the wheel, the compiler that it has fetched (cmake/wheel_backend.py) comes before that of the machine:
+# every machine builds the same kernels. Where that nvcc finds no C++ compiler, NVRTC does its work (cmake/nvrtc.py).
+#
 # Adds to onepass_sources, and ONEPASS_HAVE_CUDA to what the library's own files share. No CUDA header or library is
 # used by the C side, and nothing here is needed at run time.
 
@@ -19,31 +22,53 @@ if(ONEPASS_CUDA AND onepass_cu)
     file(GLOB onepass_wheels ${onepass_cache}/onepass/nvcc-*/nvidia/cu*/bin)
     set(onepass_cudacxx "$ENV{CUDACXX}")
     cmake_path(GET onepass_cudacxx PARENT_PATH onepass_cudacxx)
-    find_program(ONEPASS_NVCC nvcc HINTS ${onepass_cudacxx} PATHS /usr/local/cuda/bin ${onepass_wheels})
+    set(onepass_fetched "")
+    if(SKBUILD)
+        find_package(Python3 3.8 REQUIRED COMPONENTS Interpreter)
+        set(onepass_nvrtc ${Python3_EXECUTABLE} ${PROJECT_SOURCE_DIR}/cmake/nvrtc.py)
+        execute_process(COMMAND ${onepass_nvrtc} --wheels OUTPUT_VARIABLE onepass_fetched)
+        string(REPLACE "\n" "/bin;" onepass_fetched "${onepass_fetched}")
+    endif()
+    find_program(ONEPASS_NVCC nvcc HINTS ${onepass_cudacxx} ${onepass_fetched}
+                 PATHS /usr/local/cuda/bin ${onepass_wheels})
     mark_as_advanced(ONEPASS_NVCC)
+
+    # onepass_try_compiler(WORDS...): sets onepass_have_cuda and onepass_nvcc if that command compiles a kernel, and
+    # onepass_text to what it said if not.
+    function(onepass_try_compiler)
+        set(trial ${PROJECT_BINARY_DIR}/cuda/trial)
+        file(WRITE ${trial}.cu "extern \"C\" __global__ void trial() {}\n")
+        execute_process(COMMAND ${ARGN} --version RESULT_VARIABLE failed OUTPUT_VARIABLE text ERROR_VARIABLE text)
+        if(NOT failed AND text MATCHES "release ([0-9]+\\.[0-9]+)")
+            set(onepass_cuda_release ${CMAKE_MATCH_1} PARENT_SCOPE)
+            # What is missing beside it, a C++ compiler above all, it says only when it is used.
+            execute_process(COMMAND ${ARGN} -fatbin -gencode=arch=compute_80,code=sm_80 -o ${trial}.fatbin ${trial}.cu
+                            RESULT_VARIABLE failed OUTPUT_VARIABLE text ERROR_VARIABLE text)
+            if(NOT failed)
+                set(onepass_have_cuda ON PARENT_SCOPE)
+                set(onepass_nvcc "${ARGN}" PARENT_SCOPE)
+            endif()
+        endif()
+        set(onepass_text "${text}" PARENT_SCOPE)
+    endfunction()
 
     if(NOT ONEPASS_NVCC)
         set(onepass_why "nvcc was not found; ./dev build --cuda-wheels fetches one")
     else()
-        # It needs a C++ compiler beside it, and says so only when it is used.
-        file(WRITE ${PROJECT_BINARY_DIR}/cuda/probe.cu "__global__ void probe() {}\n")
-        execute_process(COMMAND ${ONEPASS_NVCC} --version RESULT_VARIABLE onepass_failed OUTPUT_VARIABLE onepass_text)
-        string(REGEX MATCH "release ([0-9]+\\.[0-9]+)" onepass_text "${onepass_text}")
-        set(onepass_cuda_release "${CMAKE_MATCH_1}")
-        execute_process(COMMAND ${ONEPASS_NVCC} -E ${PROJECT_BINARY_DIR}/cuda/probe.cu
-                        RESULT_VARIABLE onepass_failed OUTPUT_QUIET ERROR_VARIABLE onepass_text)
-        if(onepass_failed OR NOT onepass_cuda_release)
-            set(onepass_why "${ONEPASS_NVCC} does not work here: ${onepass_text}")
-        else()
-            set(onepass_have_cuda ON)
-        endif()
+        onepass_try_compiler(${ONEPASS_NVCC})
+        set(onepass_why "${ONEPASS_NVCC} does not work here: ${onepass_text}")
+    endif()
+    if(SKBUILD AND NOT onepass_have_cuda)
+        onepass_try_compiler(${onepass_nvrtc})
+        string(APPEND onepass_why "\nNor does NVRTC: ${onepass_text}")
     endif()
     if(onepass_have_cuda)
-        message(STATUS "CUDA kernels: ${ONEPASS_NVCC}, CUDA ${onepass_cuda_release}")
+        message(STATUS "CUDA kernels: ${onepass_nvcc}, CUDA ${onepass_cuda_release}")
     elseif(ONEPASS_CUDA STREQUAL "AUTO")
         message(STATUS "CUDA kernels: none, ${onepass_why}")
     else()
-        message(FATAL_ERROR "ONEPASS_CUDA is ${ONEPASS_CUDA}, but ${onepass_why}")
+        message(FATAL_ERROR "ONEPASS_CUDA is ${ONEPASS_CUDA}, but ${onepass_why}\n"
+                            "-DONEPASS_CUDA=OFF builds without CUDA (with pip: -C cmake.define.ONEPASS_CUDA=OFF)")
     endif()
 endif()
 
@@ -67,7 +92,7 @@ foreach(source ${onepass_cu})
     cmake_path(GET source STEM stem)
     set(fatbin ${onepass_cuda_dir}/${stem}.fatbin)
     add_custom_command(OUTPUT ${fatbin} ${fatbin}.kernels
-        COMMAND ${CMAKE_COMMAND} -DSTEP=compile -DNVCC=${ONEPASS_NVCC} "-DFLAGS=${onepass_nvcc_flags}"
+        COMMAND ${CMAKE_COMMAND} -DSTEP=compile "-DNVCC=${onepass_nvcc}" "-DFLAGS=${onepass_nvcc_flags}"
                 -DSOURCE=${source} -DOUTPUT=${fatbin} -P ${onepass_fatbin_script}
         DEPENDS ${source} ${onepass_fatbin_script} DEPFILE ${fatbin}.d
         COMMENT "Compiling src/cuda/${stem}.cu for sm_80, sm_90 and PTX" VERBATIM)

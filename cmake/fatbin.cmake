@@ -10,7 +10,7 @@
 cmake_minimum_required(VERSION 3.25)
 
 if(STEP STREQUAL "compile")
-    execute_process(COMMAND ${NVCC} -fatbin ${FLAGS} -Xptxas -v -MD -MF ${OUTPUT}.d -MT ${OUTPUT}
+    execute_process(COMMAND ${NVCC} -fatbin ${FLAGS} -Xptxas=-v -MD -MF ${OUTPUT}.d -MT ${OUTPUT}
                             -o ${OUTPUT}.new ${SOURCE}
                     RESULT_VARIABLE result OUTPUT_VARIABLE log ERROR_VARIABLE log)
     file(WRITE ${OUTPUT}.ptxas "${log}")

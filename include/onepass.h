@@ -114,6 +114,12 @@ typedef struct onepass_handle onepass_handle;
  */
 typedef void (*onepass_progress)(void *context, double done);
 
+/* How fp32 matrices are multiplied on a CUDA device. On the CPU an fp32 product is an fp32 product. */
+typedef enum onepass_fp32_products {
+    ONEPASS_FP32_FULL = 0, /* no operand loses a digit */
+    ONEPASS_FP32_TF32 = 1, /* operands are cut to 11 bits for the tensor cores: several times as fast */
+} onepass_fp32_products;
+
 typedef struct onepass_config {
     size_t size;           /* sizeof(onepass_config) */
     onepass_device device; /* zeroed: the CPU */
@@ -122,6 +128,8 @@ typedef struct onepass_config {
     const char *isa;       /* CPU only: "ref", "scalar", "avx2", "avx512", "neon"; NULL: $ONEPASS_ISA, else the best */
     onepass_progress progress; /* CPU only; NULL: none */
     void *progress_context;
+    int32_t trust_addresses; /* CUDA only: 1: the driver is not asked whether addresses are the device's; that takes time */
+    int32_t fp32_products;   /* CUDA only: onepass_fp32_products */
     const char *blas; /* CPU only: who multiplies matrices, "openblas", "blis" or "none"; NULL: $ONEPASS_BLAS, else the
                          first of them that this machine has. Loaded when first needed, or at once if named here. */
 } onepass_config;
@@ -138,6 +146,10 @@ ONEPASS_API int32_t onepass_threads(const onepass_handle *handle);
 
 /* Who multiplies the handle's matrices now: "openblas", "blis", or "none" for the library's own product. NULL: "". */
 ONEPASS_API const char *onepass_blas(onepass_handle *handle);
+
+/* 1 if the handle's stream is in the middle of a capture: what is called then runs when the graph does, so memory that
+ * is used again from call to call must not be given to it. 0 otherwise, and on the CPU. */
+ONEPASS_API int32_t onepass_is_capturing(const onepass_handle *handle);
 
 /* ---- KL divergence ------------------------------------------------------------------------------------------------ *
  *

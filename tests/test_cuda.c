@@ -363,8 +363,10 @@ static onep_cu_graph_exec *capture(resident *r, onepass_handle *handle, onep_cu_
     onep_cu_graph *graph = NULL;
     onep_cu_graph_exec *exec = NULL;
     MUST(driver->cuStreamBeginCapture(stream, ONEP_CU_CAPTURE_GLOBAL));
+    CHECK(onepass_is_capturing(handle), "a capture is not seen");
     onepass_status status = call(r, handle, gradients);
     int error = driver->cuStreamEndCapture(stream, &graph);
+    CHECK(!onepass_is_capturing(handle), "the capture is over");
     CHECK(status == ONEPASS_OK, "%s", onepass_last_error());
     CHECK(error == 0, "the capture was broken: error %d", error);
     if (status != ONEPASS_OK || error != 0)

@@ -290,6 +290,9 @@ static void test_config(void)
     config.threads = 2;
     refuse_config("threads on a GPU", &config, BAD, "create", "config.threads: 2", "for the CPU", NULL);
     config.threads = 0;
+    config.trust_addresses = 2;
+    refuse_config("a trust of 2", &config, BAD, "create", "config.trust_addresses: 2", "0 or 1", NULL);
+    config.trust_addresses = 0;
     config.isa = "avx2";
     refuse_config("a vector level on a GPU", &config, BAD, "create", "config.isa", "avx2", "for the CPU", NULL);
     config.isa = NULL;
@@ -301,6 +304,9 @@ static void test_config(void)
     config.device = (onepass_device){7, 0};
     refuse_config("an unknown device", &config, BAD, "create", "config.device", "type 7", NULL);
     config = base;
+    config.trust_addresses = 1;
+    refuse_config("trust on the CPU", &config, BAD, "create", "config.trust_addresses: 1", "CUDA", "must be 0", NULL);
+    config.trust_addresses = 0;
     config.stream = &config;
     refuse_config("a stream", &config, BAD, "create", "config.stream", "0x", "must be NULL", NULL);
     static const int32_t threads[] = {-1, 4097, INT32_MIN, INT32_MAX};
@@ -335,6 +341,7 @@ static void test_config(void)
     onepass_destroy(NULL);
     CHECK(strcmp(onepass_isa(NULL), "") == 0, "level of no handle");
     CHECK(onepass_threads(NULL) == 0, "threads of no handle");
+    CHECK(onepass_is_capturing(NULL) == 0, "no handle captures");
 }
 
 #ifndef TEST_SANITIZED

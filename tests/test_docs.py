@@ -9,7 +9,9 @@ Fenced blocks of README.md, CONTRIBUTING.md and docs/*.md, by their language:
   c        with a main: compiled against the static library, warnings as errors, and run.
   python   run.
 
-Blocks of one document share a directory, so that a later one may use what an earlier one wrote.
+Blocks of one document share a directory, so that a later one may use what an earlier one wrote. Python is the one given
+by --python, with the package found in --packages; python3 in a sh block is that one, too. Without them, blocks that
+need the package, PyTorch or NumPy are left out, and that is said.
 """
 
 import argparse
@@ -23,6 +25,7 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+NEEDS_PACKAGE = re.compile(r"^\s*(?:import|from)\s+(?:onepass|torch|numpy)\b|\bpython3?\s+-m\s+onepass\b", re.M)
 NOT_RUN = re.compile(r"(?:#|//|/\*)\s*not run:\s*(.*?)\s*(?:\*/)?\s*$")
 SECONDS = 120
 
@@ -62,11 +65,16 @@ def check_dev(line, commands):
         return f"./dev has no command {words[0]}"
     if "[ARGS]" in commands[words[0]]:
         return None
-    for word in words[1:]:
+    # [--quick] is a word, [-o DIR] a word and its value.
+    known = dict(re.findall(r"\[(-[\w-]+)( [A-Z]+)?\]", commands[words[0]]))
+    rest = iter(words[1:])
+    for word in rest:
         if word == "--":
             return None
-        if f"[{word}]" not in commands[words[0]]:
+        if word not in known:
             return f"./dev {words[0]} has no argument {word}"
+        if known[word] and next(rest, None) is None:
+            return f"./dev {words[0]} {word} needs{known[word]}"
     return None
 
 
@@ -81,7 +89,7 @@ def copy_tree(build, directory):
             shutil.copy2(file, directory / "build" / file.name, follow_symlinks=False)
 
 
-def commands_for(language, text, number, directory, commands):
+def commands_for(language, text, number, directory, commands, python):
     """The commands (lists of words) that try a block. A string says why it is not tried, None that it never is."""
     first = text.lstrip().split("\n", 1)[0]
     reason = NOT_RUN.match(first)
@@ -89,6 +97,8 @@ def commands_for(language, text, number, directory, commands):
         if not reason[1]:
             raise ValueError("it is not run and gives no reason")
         return "not run: " + reason[1]
+    if language in ("sh", "bash", "python") and not python and NEEDS_PACKAGE.search(text):
+        return "not run: it needs the Python package, and no --python was given"
     if language in ("sh", "bash"):
         lines = []
         for line in text.splitlines():
@@ -106,16 +116,21 @@ def commands_for(language, text, number, directory, commands):
         return [compiler + ["-std=c11", "-Wall", "-Wextra", "-Werror", "-Iinclude", str(source), "-o", str(program),
                             "build/libonepass.a", "-lm", "-lpthread", "-ldl"], [str(program)]]
     if language == "python":
-        return [[sys.executable, "-c", text]]
+        return [[str(python or sys.executable), "-c", text]]
     return None
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--build", type=Path, default=ROOT / "build", help="the directory of the build to use")
-    build = parser.parse_args().build.resolve()
+    parser.add_argument("--python", type=Path, help="the Python of the documents, in an environment with PyTorch")
+    parser.add_argument("--packages", type=Path, help="the directory that holds the package onepass")
+    arguments = parser.parse_args()
+    build, python = arguments.build.resolve(), arguments.python
     if not (build / "onepass").exists():
         raise SystemExit(f"{build} holds no tool; build first")
+    if bool(python) != bool(arguments.packages):
+        raise SystemExit("--python and --packages go together")
 
     commands = dev_help()
     documents = [path for path in (ROOT / "README.md", ROOT / "CONTRIBUTING.md") if path.exists()]
@@ -125,11 +140,16 @@ def main():
         with tempfile.TemporaryDirectory() as name:
             directory = Path(name) / "onepass"
             copy_tree(build, directory)
-            environment = dict(os.environ, HOME=name, PATH=f"{directory / 'build'}{os.pathsep}{os.environ['PATH']}")
+            path = [str(directory / "build"), os.environ["PATH"]]
+            environment = dict(os.environ, HOME=name)
+            if python:
+                path.insert(0, str(python.absolute().parent))
+                environment["PYTHONPATH"] = str(arguments.packages.resolve())
+            environment["PATH"] = os.pathsep.join(path)
             for number, language, text in blocks(document):
                 where = f"{document.relative_to(ROOT)}:{number} ({language})"
                 try:
-                    todo = commands_for(language, text, number, directory, commands)
+                    todo = commands_for(language, text, number, directory, commands, python)
                     if todo is None:
                         continue
                     if isinstance(todo, str):

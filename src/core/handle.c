@@ -51,6 +51,13 @@ static onepass_status check_for_cuda(const onepass_config *config)
     if (config->device.id < 0)
         return onep_fail(ONEPASS_INVALID_ARGUMENT, "create: config.device: cuda:%d; the id must not be negative",
                          (int)config->device.id);
+    if ((uint32_t)config->fp32_products > ONEPASS_FP32_TF32)
+        return onep_fail(ONEPASS_INVALID_ARGUMENT,
+                         "create: config.fp32_products: %d; it must be one of onepass_fp32_products",
+                         (int)config->fp32_products);
+    if ((config->trust_addresses & ~1) != 0)
+        return onep_fail(ONEPASS_INVALID_ARGUMENT, "create: config.trust_addresses: %d; it must be 0 or 1",
+                         (int)config->trust_addresses);
     if (config->threads != 0)
         return onep_fail(ONEPASS_INVALID_ARGUMENT,
                          "create: config.threads: %d; it is for the CPU, with a CUDA device it must be 0",
@@ -75,6 +82,14 @@ static onepass_status check_for_cpu(const onepass_config *config)
     if (config->stream)
         return onep_fail(ONEPASS_INVALID_ARGUMENT, "create: config.stream: %p; the CPU has no streams, it must be NULL",
                          config->stream);
+    if (config->fp32_products)
+        return onep_fail(ONEPASS_INVALID_ARGUMENT,
+                         "create: config.fp32_products: %d; it is for CUDA devices, with the CPU it must be 0",
+                         (int)config->fp32_products);
+    if (config->trust_addresses)
+        return onep_fail(ONEPASS_INVALID_ARGUMENT,
+                         "create: config.trust_addresses: %d; it is for CUDA devices, with the CPU it must be 0",
+                         (int)config->trust_addresses);
     if (config->threads < 0 || config->threads > ONEP_MAX_THREADS)
         return onep_fail(ONEPASS_INVALID_ARGUMENT, "create: config.threads: %d; it must be from 0 (all cores) to %d",
                          (int)config->threads, ONEP_MAX_THREADS);
@@ -88,7 +103,7 @@ static onepass_status fill(onepass_handle *handle, const onepass_config *config)
     onepass_status status = is_cuda ? check_for_cuda(config) : check_for_cpu(config);
     if (status == ONEPASS_OK && is_cuda) {
         handle->level = ONEP_CUDA;
-        status = onep_cuda_create(config->device.id, config->stream, &handle->cuda);
+        status = onep_cuda_create(config->device.id, config->stream, config->trust_addresses, &handle->cuda);
     } else if (status == ONEPASS_OK) {
         status = choose_level(config->isa, &handle->level);
         if (status == ONEPASS_OK)
@@ -98,6 +113,7 @@ static onepass_status fill(onepass_handle *handle, const onepass_config *config)
     if (status != ONEPASS_OK)
         return status;
     handle->device = config->device;
+    handle->fp32_products = (onepass_fp32_products)config->fp32_products;
     handle->kernels = onep_kernels_of(handle->level);
     handle->progress = config->progress;
     handle->progress_context = config->progress_context;
@@ -123,7 +139,7 @@ onepass_status onepass_create(const onepass_config *config, onepass_handle **han
                          "create: config.device: type %d, id %d; use ONEPASS_CPU with id 0, or ONEPASS_CUDA",
                          (int)known.device.type, (int)known.device.id);
 
-    onepass_handle *created = calloc(1, sizeof *created);
+    onepass_handle *created = (onepass_handle *)calloc(1, sizeof *created);
     if (!created)
         return onep_fail(ONEPASS_OUT_OF_MEMORY, "create: no memory for a handle of %zu bytes", sizeof *created);
     status = fill(created, &known);
@@ -156,4 +172,9 @@ const char *onepass_blas(onepass_handle *handle)
 {
     const onep_blas *blas = handle && !handle->cuda && handle->level != ONEP_REF ? onep_blas_of(handle->blas) : NULL;
     return !handle ? "" : blas ? blas->name : "none";
+}
+
+int32_t onepass_is_capturing(const onepass_handle *handle)
+{
+    return handle && handle->cuda && onep_cuda_is_capturing(handle->cuda);
 }

@@ -16,6 +16,7 @@ struct onepass_handle {
     onep_cuda *cuda; /* NULL: the CPU */
     int32_t threads; /* 0 on a GPU */
     onep_blas_choice blas;
+    onepass_fp32_products fp32_products; /* on a GPU */
     onepass_progress progress;
     void *progress_context;
 };

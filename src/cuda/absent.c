@@ -8,9 +8,9 @@
 
 static const char reason[] = "this library was built without CUDA kernels";
 
-onepass_status onep_cuda_create(int32_t device, void *stream, onep_cuda **out)
+onepass_status onep_cuda_create(int32_t device, void *stream, int trust_addresses, onep_cuda **out)
 {
-    (void)stream;
+    (void)stream, (void)trust_addresses;
     *out = NULL;
     return onep_fail(ONEPASS_NO_DEVICE, "create: config.device: cuda:%d; %s", (int)device, reason);
 }
@@ -32,6 +32,12 @@ onepass_status onep_cuda_pointer_check(const onep_cuda *cuda, const char *operat
 {
     (void)cuda, (void)argument, (void)pointer;
     return onep_fail(ONEPASS_NO_DEVICE, "%s: %s", operator_name, reason);
+}
+
+int onep_cuda_is_capturing(const onep_cuda *cuda)
+{
+    (void)cuda;
+    return 0;
 }
 
 int onep_cuda_multiprocessors(const onep_cuda *cuda)

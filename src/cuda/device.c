@@ -37,6 +37,7 @@ struct onep_cuda {
     int tickets_taken;    /* words of the newest page; the oldest page's first ones are for launches not captured */
     onep_products *products;
     int32_t ordinal;
+    int trust_addresses;
     int capability, multiprocessors;
     int64_t l2_bytes;
 };
@@ -241,7 +242,7 @@ static onepass_status fill(onep_cuda *cuda, void *stream)
     return status;
 }
 
-onepass_status onep_cuda_create(int32_t device, void *stream, onep_cuda **out)
+onepass_status onep_cuda_create(int32_t device, void *stream, int trust_addresses, onep_cuda **out)
 {
     *out = NULL;
     const onep_driver *driver = onep_driver_get();
@@ -256,6 +257,7 @@ onepass_status onep_cuda_create(int32_t device, void *stream, onep_cuda **out)
         return onep_fail(ONEPASS_OUT_OF_MEMORY, "create: no memory for a device of %zu bytes", sizeof *cuda);
     cuda->driver = driver;
     cuda->ordinal = device;
+    cuda->trust_addresses = trust_addresses;
 
     /* Another thread may be capturing a stream, and would otherwise lose its graph to the calls made here. */
     int mode = ONEP_CU_CAPTURE_RELAXED;
@@ -293,6 +295,26 @@ void onep_cuda_destroy(onep_cuda *cuda)
 
 /* ---- use --------------------------------------------------------------------------------------------------------- */
 
+/* Makes the device's context the calling thread's. It mostly is already, and asking is cheaper than pushing. */
+static int enter(const onep_cuda *cuda, int *pushed)
+{
+    onep_cu_context *current = NULL;
+    *pushed = 0;
+    int error = cuda->driver->cuCtxGetCurrent(&current);
+    if (error != 0 || current == cuda->kernels->context)
+        return error;
+    error = cuda->driver->cuCtxPushCurrent(cuda->kernels->context);
+    *pushed = error == 0;
+    return error;
+}
+
+static void leave(const onep_cuda *cuda, int pushed)
+{
+    onep_cu_context *popped;
+    if (pushed)
+        cuda->driver->cuCtxPopCurrent(&popped);
+}
+
 static int compare_names(const void *name, const void *kernel)
 {
     return strcmp(name, ((const onep_fatbin_kernel *)kernel)->name);
@@ -308,17 +330,14 @@ static onepass_status launch(const onep_cuda *cuda, const char *operator_name, c
     onep_cu_function *function = cuda->kernels->functions[found - onep_fatbin_kernels];
     void *extra[] = {ONEP_CU_ARGUMENTS, (void *)(uintptr_t)args, ONEP_CU_ARGUMENTS_SIZE, &args_size,
                      ONEP_CU_ARGUMENTS_END};
-    const onep_driver *driver = cuda->driver;
-    onep_cu_context *popped;
-    int error = driver->cuCtxPushCurrent(cuda->kernels->context);
-    if (error == 0) {
-        if (early)
-            error = driver->cuLaunchKernelEx(shape, function, NULL, extra);
-        else
-            error = driver->cuLaunchKernel(function, shape->grid_x, 1, 1, shape->block_x, 1, 1, shape->shared_bytes,
-                                           shape->stream, NULL, extra);
-        driver->cuCtxPopCurrent(&popped);
-    }
+    int pushed;
+    int error = enter(cuda, &pushed);
+    if (error == 0 && early)
+        error = cuda->driver->cuLaunchKernelEx(shape, function, NULL, extra);
+    else if (error == 0)
+        error = cuda->driver->cuLaunchKernel(function, shape->grid_x, 1, 1, shape->block_x, 1, 1, shape->shared_bytes,
+                                             shape->stream, NULL, extra);
+    leave(cuda, pushed);
     return error == 0 ? ONEPASS_OK : failed(ONEPASS_DEVICE_ERROR, operator_name, kernel, error);
 }
 
@@ -387,13 +406,13 @@ onepass_status onep_cuda_pointer_check(const onep_cuda *cuda, const char *operat
     unsigned managed = 0; /* the driver writes a byte or a word, as its release likes */
     int ordinal = -1;
     void *values[] = {&memory_type, &managed, &ordinal};
-    const onep_driver *driver = cuda->driver;
-    onep_cu_context *popped;
-    int error = driver->cuCtxPushCurrent(cuda->kernels->context);
-    if (error == 0) {
-        error = driver->cuPointerGetAttributes(3, attributes, values, (onep_cu_address)(uintptr_t)pointer);
-        driver->cuCtxPopCurrent(&popped);
-    }
+    if (cuda->trust_addresses)
+        return ONEPASS_OK;
+    int pushed;
+    int error = enter(cuda, &pushed);
+    if (error == 0)
+        error = cuda->driver->cuPointerGetAttributes(3, attributes, values, (onep_cu_address)(uintptr_t)pointer);
+    leave(cuda, pushed);
     if (error != 0)
         return failed(ONEPASS_DEVICE_ERROR, operator_name, argument, error);
     if (managed)
@@ -407,6 +426,13 @@ onepass_status onep_cuda_pointer_check(const onep_cuda *cuda, const char *operat
         return onep_fail(ONEPASS_INVALID_ARGUMENT, "%s: %s: %p is memory of cuda:%d; it must be memory of cuda:%d",
                          operator_name, argument, pointer, ordinal, (int)cuda->ordinal);
     return ONEPASS_OK;
+}
+
+int onep_cuda_is_capturing(const onep_cuda *cuda)
+{
+    int status = 0;
+    /* It fails for the legacy stream while another thread captures; so will the launch, which then says why. */
+    return cuda->driver->cuStreamIsCapturing(cuda->stream, &status) == 0 && status == ONEP_CU_CAPTURING;
 }
 
 int onep_cuda_multiprocessors(const onep_cuda *cuda)
@@ -441,16 +467,15 @@ void *onep_cuda_tickets(const onep_cuda *cuda)
 static onepass_status fresh_tickets(onep_cuda *cuda, const char *operator_name, int count, unsigned **tickets)
 {
     if (cuda->tickets_taken + count > ONEP_CUDA_TICKETS) {
-        const onep_driver *driver = cuda->driver;
-        onep_cu_context *popped;
-        int error = driver->cuCtxPushCurrent(cuda->kernels->context);
+        int pushed;
+        int error = enter(cuda, &pushed);
         if (error != 0)
             return failed(ONEPASS_DEVICE_ERROR, operator_name, "the device's primary context", error);
         int mode = ONEP_CU_CAPTURE_RELAXED; /* or the allocation would end the capture */
-        driver->cuThreadExchangeStreamCaptureMode(&mode);
+        cuda->driver->cuThreadExchangeStreamCaptureMode(&mode);
         onepass_status status = add_tickets(cuda, operator_name);
-        driver->cuThreadExchangeStreamCaptureMode(&mode);
-        driver->cuCtxPopCurrent(&popped);
+        cuda->driver->cuThreadExchangeStreamCaptureMode(&mode);
+        leave(cuda, pushed);
         if (status != ONEPASS_OK)
             return status;
     }
@@ -461,9 +486,7 @@ static onepass_status fresh_tickets(onep_cuda *cuda, const char *operator_name, 
 
 onepass_status onep_cuda_tickets_of(onep_cuda *cuda, const char *operator_name, int count, unsigned **tickets)
 {
-    int capturing = 0;
-    /* It fails for the legacy stream while another thread captures; so will the launch, which then says why. */
-    if (cuda->driver->cuStreamIsCapturing(cuda->stream, &capturing) == 0 && capturing == ONEP_CU_CAPTURING)
+    if (onep_cuda_is_capturing(cuda))
         return fresh_tickets(cuda, operator_name, count, tickets);
     *tickets = onep_cuda_tickets(cuda);
     return ONEPASS_OK;

@@ -16,7 +16,7 @@ struct onep_products; /* product.h */
 enum { ONEP_CUDA_TICKETS = 1024, ONEP_CUDA_LAUNCH_TICKETS = 257 };
 
 /* Makes a device ready. ONEPASS_NO_DEVICE where that is impossible on this machine or in this build. */
-onepass_status onep_cuda_create(int32_t device, void *stream, onep_cuda **out);
+onepass_status onep_cuda_create(int32_t device, void *stream, int trust_addresses, onep_cuda **out);
 
 /* NULL is allowed. The kernels stay loaded until the process ends. */
 void onep_cuda_destroy(onep_cuda *cuda);
@@ -47,9 +47,13 @@ void *onep_cuda_stream(const onep_cuda *cuda);
 /* What the device multiplies matrices with; made at the first call, NULL if there is no memory for it. */
 struct onep_products *onep_cuda_products(onep_cuda *cuda);
 
-/* Refuses an address that is not memory of this device: the host's, another device's, or unknown to the driver. */
+/* Refuses an address that is not memory of this device: the host's, another device's, or unknown to the driver. One
+ * that the caller vouches for (onepass_config.trust_addresses) is not looked at. */
 onepass_status onep_cuda_pointer_check(const onep_cuda *cuda, const char *operator_name, const char *argument,
                                        const void *pointer);
+
+/* True in the middle of a capture of the stream. */
+int onep_cuda_is_capturing(const onep_cuda *cuda);
 
 int onep_cuda_multiprocessors(const onep_cuda *cuda);
 

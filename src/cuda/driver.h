@@ -63,6 +63,7 @@ enum {
     FUNCTION(cuDeviceTotalMem, "cuDeviceTotalMem_v2", (size_t * bytes, int device))                                    \
     FUNCTION(cuDevicePrimaryCtxRetain, "cuDevicePrimaryCtxRetain", (onep_cu_context * *context, int device))           \
     FUNCTION(cuDevicePrimaryCtxRelease, "cuDevicePrimaryCtxRelease_v2", (int device))                                  \
+    FUNCTION(cuCtxGetCurrent, "cuCtxGetCurrent", (onep_cu_context * *context))                                         \
     FUNCTION(cuCtxPushCurrent, "cuCtxPushCurrent_v2", (onep_cu_context * context))                                     \
     FUNCTION(cuCtxPopCurrent, "cuCtxPopCurrent_v2", (onep_cu_context * *context))                                      \
     FUNCTION(cuCtxGetDevice, "cuCtxGetDevice", (int *device))                                                          \

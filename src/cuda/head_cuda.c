@@ -6,7 +6,6 @@
 
 #include <stdio.h>
 
-#include "handle.h"
 #include "head_args.h"
 #include "status.h"
 
@@ -489,10 +488,10 @@ onepass_status onep_head_backward_cuda_run(onep_cuda *cuda, const onep_head_back
 
 onepass_status onep_head_cuda(const onepass_handle *handle, const onep_head_problem *problem)
 {
-    return onep_head_cuda_run(handle->cuda, problem, ONEP_MATH_PLAIN, ONEP_HEAD_ALL);
+    return onep_head_cuda_run(handle->cuda, problem, onep_math_of(handle), ONEP_HEAD_ALL);
 }
 
 onepass_status onep_head_backward_cuda(const onepass_handle *handle, const onep_head_backward_problem *problem)
 {
-    return onep_head_backward_cuda_run(handle->cuda, problem, ONEP_MATH_PLAIN, ONEP_HEAD_ALL);
+    return onep_head_backward_cuda_run(handle->cuda, problem, onep_math_of(handle), ONEP_HEAD_ALL);
 }

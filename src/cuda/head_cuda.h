@@ -6,8 +6,14 @@
 #ifndef ONEP_HEAD_CUDA_H
 #define ONEP_HEAD_CUDA_H
 
-#include "kernels.h"
+#include "handle.h"
 #include "product.h"
+
+/* How the handle wants fp32 matrices multiplied. */
+static inline onep_product_math onep_math_of(const onepass_handle *handle)
+{
+    return handle->fp32_products == ONEPASS_FP32_TF32 ? ONEP_MATH_TF32 : ONEP_MATH_PLAIN;
+}
 
 /* Parts of a call, as bits; tools time them one by one. */
 typedef enum onep_head_stage {

@@ -132,10 +132,14 @@ static onepass_status launch_flat(const onepass_handle *handle, const onep_kl_pr
         kind = "sum";
     else if (a.common.outputs == (ONEP_CUDA_SUM | ONEP_CUDA_GRAD_PREDICTIONS))
         kind = "grad";
+    else if (a.common.outputs == ONEP_CUDA_GRAD_PREDICTIONS)
+        kind = "back";
     char name[48];
     snprintf(name, sizeof name, "onep_kl_flat_%s_%d_%s", type_words[type], (int)k->form, kind);
-    /* With element-wise results a block a chunk is faster: its stores overlap with the loads of the next block. */
-    unsigned grid = grid_for(handle, a.chunks, a.common.outputs == ONEP_CUDA_SUM);
+    /* With element-wise results a block a chunk is faster: its stores overlap with the loads of the next block. But if
+     * there may be nothing to do, starting that many blocks would be most of the work. */
+    int persistent = a.common.outputs == ONEP_CUDA_SUM || a.common.made_for;
+    unsigned grid = grid_for(handle, a.chunks, persistent);
     return onep_cuda_launch(handle->cuda, "kl", name, grid, ONEP_CUDA_THREADS, 0, &a, sizeof a);
 }
 
@@ -217,8 +221,8 @@ static onepass_status launch_rows(const onepass_handle *handle, const onep_kl_pr
         word = onep_promote(type, k->targets.type) == ONEP_F64 ? "any64" : "any32";
     char name[48];
     snprintf(name, sizeof name, "onep_kl_%s_%s_%d", is_lines(k) ? "lines" : "rows", word, (int)k->form);
-    return onep_cuda_launch(handle->cuda, "kl", name, grid_for(handle, a.tiles, 0), ONEP_CUDA_ROWS_THREADS, 0, &a,
-                            sizeof a);
+    return onep_cuda_launch(handle->cuda, "kl", name, grid_for(handle, a.tiles, a.common.made_for != NULL),
+                            ONEP_CUDA_ROWS_THREADS, 0, &a, sizeof a);
 }
 
 onepass_status onep_kl_cuda(const onepass_handle *handle, const onep_kl_problem *problem)

@@ -1,7 +1,8 @@
 /*
  * KL divergence over tensors whose elements lie one after the other: each input is read once with 16-byte loads, each
- * result written once; nothing else is stored but one double a chunk. The value alone runs on a persistent grid; with
- * element-wise results each block does one chunk. Bytes moved an element: the two inputs and what is asked for.
+ * result written once; nothing else is stored but one double a chunk. The value alone runs on a persistent grid, and so
+ * do gradients that may be there already; with other element-wise results each block does one chunk. Bytes moved an
+ * element: the two inputs and what is asked for.
  */
 #ifndef ONEP_KL_FLAT_CUH
 #define ONEP_KL_FLAT_CUH
@@ -112,8 +113,9 @@ template <class T, int FORM, int OUTPUTS, bool ALIGNED> __device__ __forceinline
 }
 
 /*
- * The kernels of one element type and form: the value, value and gradient to the predictions, anything, and anything at
- * any address. The numbers are the blocks a multiprocessor must hold at once: two, unless registers would spill.
+ * The kernels of one element type and form: the value, value and gradient to the predictions, that gradient alone,
+ * anything, and anything at any address. The numbers are the blocks a multiprocessor must hold at once: two, unless
+ * registers would spill.
  */
 #define ONEP_KL_FLAT(T, form, sum_blocks, grad_blocks)                                                                 \
     extern "C" __global__ void __launch_bounds__(ONEP_CUDA_THREADS, sum_blocks)                                        \
@@ -125,6 +127,11 @@ template <class T, int FORM, int OUTPUTS, bool ALIGNED> __device__ __forceinline
         onep_kl_flat_##T##_##form##_grad(const onep_kl_flat_args a)                                                    \
     {                                                                                                                  \
         kl_flat<T, form, ONEP_CUDA_SUM | ONEP_CUDA_GRAD_PREDICTIONS, true>(a);                                         \
+    }                                                                                                                  \
+    extern "C" __global__ void __launch_bounds__(ONEP_CUDA_THREADS, grad_blocks)                                       \
+        onep_kl_flat_##T##_##form##_back(const onep_kl_flat_args a)                                                    \
+    {                                                                                                                  \
+        kl_flat<T, form, ONEP_CUDA_GRAD_PREDICTIONS, true>(a);                                                         \
     }                                                                                                                  \
     extern "C" __global__ void __launch_bounds__(ONEP_CUDA_THREADS, 1)                                                 \
         onep_kl_flat_##T##_##form##_any(const onep_kl_flat_args a)                                                     \

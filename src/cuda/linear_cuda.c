@@ -1,5 +1,4 @@
 /* The linear layer on a CUDA device: three products (product.h) and the column sums for the bias. */
-#include "handle.h"
 #include "head_cuda.h"
 
 static onep_rows weight_rows(int64_t columns)
@@ -98,10 +97,10 @@ onepass_status onep_linear_backward_cuda_run(onep_cuda *cuda, const onep_linear_
 
 onepass_status onep_linear_cuda(const onepass_handle *handle, const onep_linear_problem *problem)
 {
-    return onep_linear_cuda_run(handle->cuda, problem, ONEP_MATH_PLAIN);
+    return onep_linear_cuda_run(handle->cuda, problem, onep_math_of(handle));
 }
 
 onepass_status onep_linear_backward_cuda(const onepass_handle *handle, const onep_linear_backward_problem *problem)
 {
-    return onep_linear_backward_cuda_run(handle->cuda, problem, ONEP_MATH_PLAIN);
+    return onep_linear_backward_cuda_run(handle->cuda, problem, onep_math_of(handle));
 }

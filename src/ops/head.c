@@ -104,7 +104,7 @@ static size_t forward_workspace(const onepass_handle *handle, const onep_head_pr
     if (problem->rows.count == 0 || problem->columns == 0)
         return 0;
     if (handle->cuda)
-        return onep_head_cuda_workspace(handle->cuda, problem, ONEP_MATH_PLAIN);
+        return onep_head_cuda_workspace(handle->cuda, problem, onep_math_of(handle));
     onep_type computed = onep_computed(onep_promote(problem->input.type, problem->weight.type));
     return handle->level == ONEP_REF ? onep_head_workspace_ref(problem)
                                      : onep_head_workspace_cpu(problem, computed, handle->threads);
@@ -205,7 +205,7 @@ static size_t backward_workspace(const onepass_handle *handle, const onep_head_b
     if (problem->columns == 0)
         return 0;
     if (handle->cuda)
-        return onep_head_backward_cuda_workspace(handle->cuda, problem, ONEP_MATH_PLAIN);
+        return onep_head_backward_cuda_workspace(handle->cuda, problem, onep_math_of(handle));
     onep_type computed = onep_computed(onep_promote(problem->input.type, problem->weight.type));
     return handle->level == ONEP_REF ? onep_head_backward_workspace_ref(problem)
                                      : onep_head_backward_workspace_cpu(problem, computed, handle->threads);

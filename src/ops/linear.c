@@ -10,7 +10,7 @@ static size_t workspace_of(const onepass_handle *handle, const onepass_tensor *i
     if (handle->cuda)
         return onep_linear_cuda_workspace(handle->cuda, onep_rows_of(input).count, onep_columns(input),
                                           weight->shape[0], onep_type_of(input->dtype), onep_type_of(weight->dtype),
-                                          ONEP_MATH_PLAIN);
+                                          onep_math_of(handle));
     return onep_linear_workspace_cpu(onep_rows_of(input).count, onep_columns(input), weight->shape[0],
                                      onep_computed(onep_promoted(input, weight)), handle->threads);
 }

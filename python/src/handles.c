@@ -1,0 +1,105 @@
+/*
+ * The handles calls are made with. A handle serves one call at a time. One of the CPU is taken for the length of the
+ * call and put back, so that threads which call at the same time have one each; one of a GPU belongs to a device and a
+ * stream, and is used by one call at a time because that call holds the GIL (a launch is short). None is destroyed
+ * while the process lives: a graph that was captured with it may be replayed at any time.
+ */
+#include <stdlib.h>
+
+#include "native.h"
+
+enum { LEAST_WORKSPACE = 1 << 16 };
+
+static native_lease *leases;
+
+static native_lease *find(onepass_device device, void *stream, int32_t threads)
+{
+    for (native_lease *l = leases; l; l = l->next)
+        if (!l->taken && l->device.type == device.type && l->device.id == device.id && l->stream == stream &&
+            l->threads == threads)
+            return l;
+    return NULL;
+}
+
+static native_lease *create(onepass_device device, void *stream, int32_t threads)
+{
+    native_lease *l = calloc(1, sizeof *l);
+    if (!l) {
+        PyErr_NoMemory();
+        return NULL;
+    }
+    onepass_config config = {.size = sizeof config, .device = device, .stream = stream, .threads = threads};
+    config.trust_addresses = device.type == ONEPASS_CUDA; /* who made the tensor has said where it is */
+    onepass_status status = onepass_create(&config, &l->handle);
+    if (status != ONEPASS_OK) {
+        free(l);
+        native_raise(status);
+        return NULL;
+    }
+    l->device = device;
+    l->stream = stream;
+    l->threads = threads;
+    l->next = leases;
+    leases = l;
+    return l;
+}
+
+native_lease *native_take(const native_tensor *tensor, int32_t threads)
+{
+    onepass_device device = tensor->view.device;
+    void *stream = device.type == ONEPASS_CUDA ? tensor->stream : NULL;
+    if (device.type == ONEPASS_CUDA)
+        threads = 0;
+    native_lease *l = find(device, stream, threads);
+    if (!l)
+        l = create(device, stream, threads);
+    if (l)
+        l->taken = 1;
+    return l;
+}
+
+void native_put_back(native_lease *lease)
+{
+    PyObject *captured = lease->captured;
+    lease->captured = NULL;
+    lease->taken = 0;
+    Py_XDECREF(captured);
+}
+
+/* allocate(like, bytes), and where its memory is; NULL with an exception set. */
+static PyObject *new_workspace(size_t bytes, PyObject *like, PyObject *allocate, void **data)
+{
+    PyObject *size = PyLong_FromSize_t(bytes);
+    PyObject *object = size ? PyObject_CallFunctionObjArgs(allocate, like, size, NULL) : NULL;
+    Py_XDECREF(size);
+    if (!object)
+        return NULL;
+    native_tensor seen;
+    int failed = native_read(object, "workspace", &seen) != 0;
+    if (!failed)
+        *data = (char *)seen.view.data + seen.view.byte_offset;
+    native_release(&seen);
+    if (failed)
+        Py_CLEAR(object);
+    return object;
+}
+
+void *native_workspace(native_lease *lease, size_t bytes, PyObject *like, PyObject *allocate)
+{
+    void *data = NULL;
+    if (onepass_is_capturing(lease->handle)) {
+        lease->captured = new_workspace(bytes, like, allocate, &data);
+        return data;
+    }
+    if (lease->workspace_size < bytes) {
+        size_t size = bytes > LEAST_WORKSPACE ? bytes : LEAST_WORKSPACE;
+        PyObject *made = new_workspace(size, like, allocate, &data);
+        if (!made)
+            return NULL;
+        Py_XDECREF(lease->workspace);
+        lease->workspace = made;
+        lease->workspace_data = data;
+        lease->workspace_size = size;
+    }
+    return lease->workspace_data;
+}

@@ -1,0 +1,98 @@
+/* The module onepass._native: its functions, its constants, and how a failure of the library becomes an exception. */
+#include "native.h"
+
+static PyObject *errors; /* {status: exception class}; onepass/errors.py has them */
+
+PyObject *native_raise(onepass_status status)
+{
+    PyObject *number = PyLong_FromLong((long)status);
+    PyObject *error = number && errors ? PyDict_GetItem(errors, number) : NULL; /* borrowed */
+    PyErr_SetString(error ? error : PyExc_RuntimeError, onepass_last_error());
+    Py_XDECREF(number);
+    return NULL;
+}
+
+static PyObject *set_errors(PyObject *module, PyObject *given)
+{
+    (void)module;
+    if (!PyDict_Check(given)) {
+        PyErr_SetString(PyExc_TypeError, "set_errors takes a dictionary");
+        return NULL;
+    }
+    Py_INCREF(given);
+    Py_XDECREF(errors);
+    errors = given;
+    Py_RETURN_NONE;
+}
+
+/* info(device_type, device_id): {"level": ..., "threads": ...} of a handle on it; an exception if there is none. */
+static PyObject *info(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
+{
+    (void)module;
+    if (count != 2) {
+        PyErr_SetString(PyExc_TypeError, "info(device_type, device_id)");
+        return NULL;
+    }
+    native_tensor nothing = {
+        .view.device = {(int32_t)PyLong_AsLong(arguments[0]), (int32_t)PyLong_AsLong(arguments[1])}};
+    if (PyErr_Occurred())
+        return NULL;
+    native_lease *lease = native_take(&nothing, 0);
+    if (!lease)
+        return NULL;
+    PyObject *result =
+        Py_BuildValue("{s:s,s:i}", "level", onepass_isa(lease->handle), "threads", (int)onepass_threads(lease->handle));
+    native_put_back(lease);
+    return result;
+}
+
+/* The stable ABI declares one kind of function and the flags say which it is: hence the cast through void. */
+#define FASTCALL(function) ((PyCFunction)(void (*)(void))(native_function *)(function)), METH_FASTCALL
+
+static PyMethodDef functions[] = {
+    {"kl", FASTCALL(native_kl), "See python/src/kl.c."},
+    {"info", FASTCALL(info), "The level and the threads of a handle on a device."},
+    {"register_torch", FASTCALL(native_register_torch), "Makes torch's tensors known by their attributes."},
+    {"set_errors", set_errors, METH_O, "The exception class of each status."},
+    {NULL, NULL, 0, NULL},
+};
+
+static struct PyModuleDef definition = {
+    PyModuleDef_HEAD_INIT,
+    "_native",
+    "The C library onepass, for the package of that name.",
+    -1,
+    functions,
+    NULL,
+    NULL,
+    NULL,
+    NULL,
+};
+
+/* Python 3.8's headers give the function no visibility of its own, and everything here is hidden. */
+__attribute__((visibility("default"))) PyMODINIT_FUNC PyInit__native(void);
+
+PyMODINIT_FUNC PyInit__native(void)
+{
+    static const struct {
+        const char *name;
+        int value;
+    } constants[] = {
+        {"BATCHMEAN", ONEPASS_BATCHMEAN}, {"MEAN", ONEPASS_MEAN},     {"SUM", ONEPASS_SUM},
+        {"ROWS", ONEPASS_ROWS},           {"NONE", ONEPASS_NONE},     {"DIVISOR", ONEPASS_DIVISOR},
+        {"STRICT", ONEPASS_STRICT},       {"FINITE", ONEPASS_FINITE}, {"CPU", ONEPASS_CPU},
+        {"CUDA", ONEPASS_CUDA},           {"INT", ONEPASS_INT},       {"UINT", ONEPASS_UINT},
+        {"FLOAT", ONEPASS_FLOAT},         {"BFLOAT", ONEPASS_BFLOAT}, {"BOOL", ONEPASS_BOOL},
+    };
+    PyObject *module = PyModule_Create(&definition);
+    if (!module)
+        return NULL;
+    int failed = PyModule_AddStringConstant(module, "version", onepass_version());
+    for (size_t i = 0; i < sizeof constants / sizeof constants[0]; i++)
+        failed |= PyModule_AddIntConstant(module, constants[i].name, constants[i].value);
+    if (failed) {
+        Py_DECREF(module);
+        return NULL;
+    }
+    return module;
+}

@@ -1,0 +1,68 @@
+"""What the Python tests share: a fresh seed that is printed, and a summary that names whatever was left out.
+
+$ONEPASS_TEST_SEED repeats a run. Every test begins with the generators of random, NumPy and PyTorch seeded from it and
+from the test's own name, so that a test gets the same inputs alone as among the others.
+"""
+import hashlib
+import os
+import random
+import time
+
+import pytest
+
+try:
+    import numpy
+except ImportError:
+    numpy = None
+try:
+    import torch
+except ImportError:
+    torch = None
+
+collect_ignore = ["test_wheel.py"]  # a program of its own: ./dev test runs it on the wheel, with every Python
+
+SEED = int(os.environ.get("ONEPASS_TEST_SEED") or time.time())
+
+
+@pytest.fixture(autouse=True)
+def seed(request):
+    """The seed of this test."""
+    value = int.from_bytes(hashlib.sha256(("%d %s" % (SEED, request.node.nodeid)).encode()).digest()[:4], "little")
+    random.seed(value)
+    if numpy:
+        numpy.random.seed(value)
+    if torch:
+        torch.manual_seed(value)
+    return value
+
+
+def pytest_configure(config):
+    if config.pluginmanager.hasplugin("hypothesispytest"):
+        from hypothesis import settings
+        settings.register_profile("onepass", deadline=None, print_blob=True)
+        settings.load_profile("onepass")
+        if config.getoption("--hypothesis-seed") is None:
+            config.option.hypothesis_seed = str(SEED)
+
+
+def pytest_sessionstart(session):
+    """Not in pytest's own header, which -q leaves out."""
+    reporter = session.config.pluginmanager.getplugin("terminalreporter")
+    if not reporter:
+        return
+    import onepass
+    versions = "PyTorch %s, CUDA %s" % (torch.__version__, "there" if torch.cuda.is_available() else "not there") \
+        if torch else "no PyTorch"
+    reporter.write_line("seed %d (ONEPASS_TEST_SEED repeats it); %s; onepass %s from %s" % (
+        SEED, versions, onepass.__version__, os.path.dirname(onepass.__file__)))
+
+
+def pytest_terminal_summary(terminalreporter):
+    def count(*kinds):
+        return sum(len(terminalreporter.stats.get(kind, [])) for kind in kinds)
+
+    for report in terminalreporter.stats.get("skipped", []):
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr
+        terminalreporter.write_line("left out: %s: %s" % (report.nodeid, str(reason).replace("Skipped: ", "", 1)))
+    failed = count("failed", "error")
+    terminalreporter.write_line("%d checks, %d failed" % (count("passed", "xfailed") + failed, failed))
