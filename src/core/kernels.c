@@ -18,7 +18,7 @@ typedef struct entry {
 
 static const entry entries[] = {
 #define KERNEL(operator_name, type, level, function)                                                                   \
-    {{#operator_name, ONEP_##type, ONEP_##level, #function}, .operator_name = function},
+    {.line = {#operator_name, ONEP_##type, ONEP_##level, #function}, .operator_name = function},
 #include "kernels.def"
 #undef KERNEL
 };
@@ -26,8 +26,8 @@ static const entry entries[] = {
 enum { ENTRIES = sizeof entries / sizeof entries[0] };
 
 static const char *const level_names[ONEP_CUDA + 1] = {
-    [ONEP_REF] = "ref",       [ONEP_SCALAR] = "scalar", [ONEP_AVX2] = "avx2",
-    [ONEP_AVX512] = "avx512", [ONEP_NEON] = "neon",     [ONEP_CUDA] = "cuda",
+    [ONEP_REF] = "ref",   [ONEP_SCALAR] = "scalar", [ONEP_AVX2] = "avx2", [ONEP_AVX512] = "avx512",
+    [ONEP_NEON] = "neon", [ONEP_LEVELS] = "",       [ONEP_CUDA] = "cuda",
 };
 
 static onep_kernels tables[ONEP_CUDA + 1];

@@ -174,7 +174,7 @@ static footprint footprint_of(const onepass_tensor *tensor)
 {
     dimension dims[ONEP_MAX_RANK];
     int rank = 0;
-    footprint f = {.apart = 1, .run = (uint64_t)element_size(tensor)};
+    footprint f = {.run = (uint64_t)element_size(tensor), .apart = 1};
     f.low = (uintptr_t)first_byte(tensor);
     f.high = f.low + f.run;
     for (int d = 0; d < tensor->ndim; d++) {

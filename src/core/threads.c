@@ -11,7 +11,6 @@
 
 #include <pthread.h>
 #include <signal.h>
-#include <stdatomic.h>
 #include <stddef.h>
 
 #include "handle.h"
@@ -20,10 +19,10 @@ typedef struct job {
     onep_work *work;
     void *context;
     int64_t count;
-    _Atomic int64_t next; /* the next index to hand out */
-    int wanted;           /* workers that may still join */
-    int inside;           /* workers that have joined and not left */
-    pthread_cond_t left;  /* signalled when the last one leaves */
+    int64_t next;        /* the next index to hand out, atomically */
+    int wanted;          /* workers that may still join */
+    int inside;          /* workers that have joined and not left */
+    pthread_cond_t left; /* signalled when the last one leaves */
     struct job *following;
 } job;
 
@@ -39,7 +38,7 @@ static struct {
 static void do_indices(job *j, const onepass_handle *reporter)
 {
     for (;;) {
-        int64_t index = atomic_fetch_add_explicit(&j->next, 1, memory_order_relaxed);
+        int64_t index = __atomic_fetch_add(&j->next, 1, __ATOMIC_RELAXED);
         if (index >= j->count)
             return;
         if (reporter && reporter->progress)

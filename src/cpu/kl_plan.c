@@ -13,7 +13,7 @@ static int64_t ceil_div(int64_t a, int64_t b)
 
 onep_kl_plan onep_kl_plan_of(const onep_kl_problem *k)
 {
-    onep_kl_plan plan = {.parts = 1, .rows_per_block = 1, .columns_per_part = k->columns};
+    onep_kl_plan plan = {.rows_per_block = 1, .parts = 1, .columns_per_part = k->columns};
     int64_t most = k->rows.count ? ONEP_KL_MAX_BLOCKS / k->rows.count : 1; /* parts of a row */
     int64_t useful = k->columns / ONEP_KL_BLOCK_ELEMENTS;
     int64_t parts = most < useful ? most : useful;
@@ -79,10 +79,10 @@ static void copy_strided(char *to, int64_t to_stride, const char *from, int64_t 
 
 void onep_collect(void *to, const char *from, int64_t stride, size_t size, int64_t count)
 {
-    copy_strided(to, (int64_t)size, from, stride, size, count);
+    copy_strided((char *)to, (int64_t)size, from, stride, size, count);
 }
 
 void onep_spread(char *to, int64_t stride, const void *from, size_t size, int64_t count)
 {
-    copy_strided(to, stride, from, (int64_t)size, size, count);
+    copy_strided(to, stride, (const char *)from, (int64_t)size, size, count);
 }

@@ -40,7 +40,8 @@
  *   double vf_acc_sum(acc)                   the lanes in a fixed order
  *   void vf_acc_store(double *, acc)         each lane by itself, VF_LANES of them
  *
- * The v_ names below choose the family by the type of the first argument.
+ * The v_ names below choose the family by the type of the first argument. C++ has overloaded functions for that:
+ * whoever includes this file in C++ defines the v_ names so (python/onepass/export does).
  */
 #ifndef ONEP_VEC_H
 #define ONEP_VEC_H
@@ -53,6 +54,7 @@
 #define V_JOIN_(a, b) a##_##b
 #define V_JOIN(a, b)  V_JOIN_(a, b)
 
+#ifndef __cplusplus
 #define V_PICK(name, a)        _Generic((a), vf : vf_##name, vd : vd_##name)
 #define v_add(a, b)            V_PICK(add, a)(a, b)
 #define v_sub(a, b)            V_PICK(sub, a)(a, b)
@@ -82,5 +84,6 @@
 #define v_acc_add(acc, x)      V_PICK_ACC(add, acc)(acc, x)
 #define v_acc_sum(acc)         V_PICK_ACC(sum, acc)(acc)
 #define v_acc_store(to, acc)   V_PICK_ACC(store, acc)(to, acc)
+#endif
 
 #endif

@@ -315,27 +315,27 @@ V_INLINE void vd_transpose(vd *rows)
 }
 V_INLINE vf vf_load_f32(const void *from)
 {
-    return _mm256_loadu_ps(from);
+    return _mm256_loadu_ps((const float *)from);
 }
 V_INLINE vf vf_load_f16(const void *from)
 {
-    return _mm256_cvtph_ps(_mm_loadu_si128(from));
+    return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)from));
 }
 V_INLINE vf vf_load_bf16(const void *from)
 {
-    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128(from)), 16));
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)from)), 16));
 }
 V_INLINE vd vd_load_f64(const void *from)
 {
-    return _mm256_loadu_pd(from);
+    return _mm256_loadu_pd((const double *)from);
 }
 V_INLINE void vf_store_f32(void *to, vf x)
 {
-    _mm256_storeu_ps(to, x);
+    _mm256_storeu_ps((float *)to, x);
 }
 V_INLINE void vf_store_f16(void *to, vf x)
 {
-    _mm_storeu_si128(to, _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));
+    _mm_storeu_si128((__m128i *)to, _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));
 }
 V_INLINE __m128i vf_to_bf16(vf x)
 {
@@ -352,27 +352,27 @@ V_INLINE __m128i vf_to_bf16(vf x)
 }
 V_INLINE void vf_store_bf16(void *to, vf x)
 {
-    _mm_storeu_si128(to, vf_to_bf16(x));
+    _mm_storeu_si128((__m128i *)to, vf_to_bf16(x));
 }
 V_INLINE void vd_store_f64(void *to, vd x)
 {
-    _mm256_storeu_pd(to, x);
+    _mm256_storeu_pd((double *)to, x);
 }
 V_INLINE void vf_stream_f32(void *to, vf x)
 {
-    _mm256_stream_ps(to, x);
+    _mm256_stream_ps((float *)to, x);
 }
 V_INLINE void vf_stream_f16(void *to, vf x)
 {
-    _mm_stream_si128(to, _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));
+    _mm_stream_si128((__m128i *)to, _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));
 }
 V_INLINE void vf_stream_bf16(void *to, vf x)
 {
-    _mm_stream_si128(to, vf_to_bf16(x));
+    _mm_stream_si128((__m128i *)to, vf_to_bf16(x));
 }
 V_INLINE void vd_stream_f64(void *to, vd x)
 {
-    _mm256_stream_pd(to, x);
+    _mm256_stream_pd((double *)to, x);
 }
 V_INLINE void v_stream_end(void)
 {

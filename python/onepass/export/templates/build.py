@@ -1,0 +1,104 @@
+# ---- compiling -------------------------------------------------------------------------------------------------------
+
+_loaded = {}
+_loading = threading.Lock()
+
+
+def _extension(tensor):
+    """The compiled library for the device of this tensor; made at its first use, which takes up to a minute or two."""
+    kind = tensor.device.type
+    if kind not in _loaded:
+        with _loading:
+            if kind not in _loaded:
+                _loaded[kind] = _load(kind)
+    return _loaded[kind]
+
+
+def _load(kind):
+    if kind not in ("cpu", "cuda"):
+        raise RuntimeError("%s: tensors on %r; this model has kernels for cpu and cuda" % (_OPERATOR, kind))
+    try:
+        from torch.utils import cpp_extension
+    except ImportError as error:
+        raise RuntimeError("%s: PyTorch cannot compile extensions here: %s" % (_OPERATOR, error)) from error
+    # Contraction would change bits; the kernels say themselves where they fuse. Hexadecimal numbers came with C++17.
+    flags = ["-O3", "-ffp-contract=off", "-fno-math-errno", "-fvisibility=hidden"]
+    if torch.__version__.startswith("1."):
+        flags.append("-std=gnu++14")
+    options = {"cpp_sources": [_FILES[_OPERATOR + ".cpp"]], "extra_cflags": flags}
+    key = [sys.version, torch.__version__, os.environ.get("CXX")]
+    if kind == "cuda":
+        key += _check_cuda(cpp_extension)
+        flags.append("-DONEPASS_EXPORT_CUDA=1")
+        options["cuda_sources"] = [_FILES[_OPERATOR + ".cu"]]
+        options["extra_cuda_cflags"] = ["-O3", "-Xcompiler=-fvisibility=hidden"]
+    if "no_implicit_headers" in inspect.signature(cpp_extension.load_inline).parameters:
+        options["no_implicit_headers"] = True  # the sources name what they need, a fraction of it
+    key = repr([key, sorted(options.items()), sorted(_FILES.items())])
+    name = "onepass_%s_%s_%s" % (_OPERATOR, kind, hashlib.sha256(key.encode()).hexdigest()[:16])
+    root = os.environ.get("TORCH_EXTENSIONS_DIR") or cpp_extension.get_default_build_root()
+    directory = os.path.join(root, name)
+    logging.getLogger("onepass").info("%s: compiling in %s", _OPERATOR, directory)
+    try:
+        return _build(cpp_extension, name, directory, options)
+    except (ImportError, OSError, RuntimeError, subprocess.SubprocessError) as error:
+        raise RuntimeError("%s: the kernels for %s could not be compiled in %s: %s"
+                           % (_OPERATOR, kind, directory, error)) from error
+
+
+def _check_cuda(cpp_extension):
+    """Raises if the kernels cannot be compiled for the GPUs of this machine; what the result depends on otherwise."""
+    if torch.version.cuda is None:
+        raise RuntimeError("%s: tensors on cuda, but this PyTorch was not built with CUDA" % _OPERATOR)
+    home = cpp_extension.CUDA_HOME
+    if home is None or not os.path.exists(os.path.join(home, "bin", "nvcc")):
+        raise RuntimeError("%s: tensors on cuda, but no nvcc to compile the kernels with was found (CUDA_HOME is %s); "
+                           "install the CUDA %s toolkit, or pass tensors on the CPU"
+                           % (_OPERATOR, home, torch.version.cuda))
+    capabilities = sorted({torch.cuda.get_device_capability(index) for index in range(torch.cuda.device_count())})
+    if capabilities[0] < (8, 0):
+        raise RuntimeError("%s: a GPU here has compute capability %d.%d; the kernels need 8.0 or newer on each that is "
+                           "visible (CUDA_VISIBLE_DEVICES)" % ((_OPERATOR,) + capabilities[0]))
+    return [capabilities, home, os.environ.get("TORCH_CUDA_ARCH_LIST")]
+
+
+def _build(cpp_extension, name, directory, options):
+    """The extension from a directory whose name says what is in it; compiled there once, others wait meanwhile."""
+    os.makedirs(directory, exist_ok=True)
+    complete = os.path.join(directory, "complete")
+    with open(os.path.join(directory, "onepass.lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not os.path.exists(complete):
+            if not cpp_extension.is_ninja_available():
+                raise RuntimeError("ninja is needed and is not on the PATH: pip install ninja")
+            # With this lock held, PyTorch's own can only have been left by a process that was killed.
+            if os.path.exists(os.path.join(directory, "lock")):
+                os.unlink(os.path.join(directory, "lock"))
+            for path, text in _FILES.items():
+                with open(os.path.join(directory, path), "w") as file:
+                    file.write(text)
+            module = cpp_extension.load_inline(name=name, build_directory=directory, **options)
+            open(complete, "w").close()
+            return module
+    spec = importlib.util.spec_from_file_location(name, os.path.join(directory, name + ".so"))
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _autocast_takes_device():
+    try:
+        torch.is_autocast_enabled("cpu")
+        return True
+    except TypeError:  # PyTorch before 2.4
+        return False
+
+
+_AUTOCAST_TAKES_DEVICE = _autocast_takes_device()
+
+
+def _autocast(tensor):
+    """Whether autocast is on for the device of this tensor."""
+    if _AUTOCAST_TAKES_DEVICE:
+        return torch.is_autocast_enabled(tensor.device.type)
+    return torch.is_autocast_enabled() if tensor.is_cuda else torch.is_autocast_cpu_enabled()

@@ -1,0 +1,334 @@
+"""python -m onepass.export: the command, the file it writes, and the C++ and CUDA in it. The model is not run here."""
+import importlib.util
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from onepass import export
+from onepass.export import gather
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+PACKAGE = pathlib.Path(export.__file__).parent.parent.parent
+
+
+def command(*words, package=PACKAGE, **options):
+    """python -m onepass.export WORDS, from elsewhere."""
+    return subprocess.run([sys.executable, "-m", "onepass.export", *words], stdout=subprocess.PIPE,
+                          stderr=subprocess.PIPE, universal_newlines=True, cwd="/",
+                          env=dict(os.environ, PYTHONPATH=str(package)), **options)
+
+
+def load(path, name="model_new"):
+    """The module in an exported file."""
+    spec = importlib.util.spec_from_file_location(name, str(path))
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def files_of(text):
+    """The sources in an exported file, {name: text}, without running it."""
+    found = re.findall(r"^_FILES\['([^']+)'\] = (r'''.*?'''|r\"\"\".*?\"\"\")$", text, re.MULTILINE | re.DOTALL)
+    return {name: quoted[4:-3] for name, quoted in found}
+
+
+# ---- the command -----------------------------------------------------------------------------------------------------
+
+
+def test_list_names_every_operator():
+    done = command("--list")
+    assert done.returncode == 0 and done.stderr == ""
+    assert [line.split()[0] for line in done.stdout.splitlines()] == list(export.OPERATORS)
+    assert "kl_div" in export.OPERATORS
+
+
+def test_help_names_options_and_exit_codes():
+    done = command("--help")
+    assert done.returncode == 0
+    for word in ("OPERATOR", "-o", "--list", "Exit codes"):
+        assert word in done.stdout
+
+
+@pytest.mark.parametrize("words, named", [((), "OPERATOR"), (("kl_div",), "-o"), (("nothing", "-o", "-"), "'nothing'"),
+                                          (("kl_div", "-o", "-", "--fast"), "--fast")])
+def test_wrong_usage_is_2_and_named(words, named):
+    done = command(*words)
+    assert done.returncode == 2 and done.stdout == ""
+    assert named in done.stderr
+
+
+def test_a_file_that_cannot_be_written_is_3(tmp_path):
+    done = command("kl_div", "-o", str(tmp_path / "missing" / "model.py"))
+    assert done.returncode == 3 and "missing" in done.stderr and "Traceback" not in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_missing_sources_are_3(tmp_path):
+    shutil.copytree(str(PACKAGE / "onepass"), str(tmp_path / "onepass"), ignore=shutil.ignore_patterns("sources"))
+    done = command("kl_div", "-o", "-", package=tmp_path)
+    assert done.returncode == 3 and "neither installed" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_file_and_standard_output_are_the_same_bytes(tmp_path):
+    first, second = tmp_path / "first.py", tmp_path / "second.py"
+    second.write_text("something else")
+    for path in (first, second):
+        done = command("kl_div", "-o", str(path))
+        assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert first.read_bytes() == second.read_bytes() == command("kl_div", "-o", "-").stdout.encode()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["first.py", "second.py"]
+
+
+def test_an_installed_package_writes_the_same_bytes(tmp_path):
+    """With nothing but what sources.txt tells the build to install."""
+    ignore = shutil.ignore_patterns("sources", "__pycache__", "*.so")
+    shutil.copytree(str(PACKAGE / "onepass"), str(tmp_path / "onepass"), ignore=ignore)
+    for path in gather.listed():
+        target = tmp_path / "onepass" / "export" / "sources" / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(str(ROOT / path), str(target))
+    done = command("kl_div", "-o", "-", package=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == export.export("kl_div")
+
+
+# ---- the file --------------------------------------------------------------------------------------------------------
+
+
+def test_head_says_what_it_is_and_how_it_was_made():
+    head = export.export("kl_div").split('"""')[1]
+    for words in ("class ModelNew", "onepass " + gather.version(), "python -m onepass.export kl_div", "Apache-2.0"):
+        assert words in head
+
+
+def test_sources_are_the_librarys_word_for_word(monkeypatch):
+    """And sources.txt lists those that are used, no more and no fewer."""
+    used = []
+    read = gather.read
+    monkeypatch.setattr(gather, "read", lambda path: used.append(path) or read(path))
+    files = files_of(export.export("kl_div"))
+    assert set(used) == set(gather.listed()) and len(gather.listed()) == len(set(gather.listed()))
+    whole = [path for path in gather.listed() if gather.flat_name(path) in files]
+    assert len(whole) > 40
+    for path in whole:
+        assert files[gather.flat_name(path)] == (ROOT / path).read_text(), path
+    lines = files["kl_kernels.inc"].splitlines()[1:]
+    cut = "".join((ROOT / path).read_text() for path in gather.listed() if path not in whole)
+    assert len(lines) == 14 and all(line + "\n" in cut for line in lines)
+
+
+def test_every_include_is_there():
+    files = files_of(export.export("kl_div"))
+    included = {name for text in files.values() for name in re.findall(r'^#include "([^"]+)"', text, re.MULTILINE)}
+    assert included <= set(files)
+    assert set(files) - included == {"kl_div.cpp", "kl_div.cu"}
+
+
+def test_two_sources_of_one_name_are_refused(monkeypatch):
+    monkeypatch.setattr(gather, "listed", lambda: ["src/core/kl.h", "src/cuda/kl.h"])
+    with pytest.raises(ValueError, match="kl.h"):
+        gather.with_includes([], {})
+
+
+# ---- the C++ and CUDA in it, without PyTorch -------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory):
+    """The sources, written as the model writes them."""
+    made = tmp_path_factory.mktemp("exported")
+    for name, text in files_of(export.export("kl_div")).items():
+        (made / name).write_text(text)
+    return made
+
+
+def run(words, where):
+    done = subprocess.run([str(word) for word in words], cwd=str(where), stdout=subprocess.PIPE,
+                          stderr=subprocess.STDOUT, universal_newlines=True)
+    assert done.returncode == 0, done.stdout[-3000:]
+    return done.stdout
+
+
+def kernel_names(directory):
+    """The kernels in the launch table."""
+    names = re.findall(r"^KERNEL\((\w+)\)$", (directory / "kl_names.inc").read_text(), re.MULTILINE)
+    assert len(names) == len(set(names)) >= 26
+    return set(names)
+
+
+def cuda_home():
+    nvcc = shutil.which("nvcc") or "/usr/local/cuda/bin/nvcc"
+    if not os.path.exists(nvcc):
+        pytest.skip("no nvcc, so CUDA sources cannot be compiled")
+    return pathlib.Path(os.path.realpath(nvcc)).parent.parent
+
+
+# Built as C++14 and as the newest standard, with the library's own strictness where C and C++ agree on it.
+WARNINGS = ["-Werror", "-Wall", "-Wshadow", "-Wundef", "-Wno-unused-function"]
+COMPILERS = [(compiler, standard) for compiler in ("g++", "clang++") for standard in ("gnu++14", "c++20")]
+
+
+@pytest.mark.parametrize("compiler, standard", COMPILERS)
+@pytest.mark.parametrize("half", ["cpu", "cuda"])
+def test_host_code_is_clean_cxx(directory, compiler, standard, half):
+    if not shutil.which(compiler):
+        pytest.skip("no " + compiler)
+    include = ["-isystem", cuda_home() / "include"] if half == "cuda" else []
+    source = directory / ("%s_%s_%s.cpp" % (half, compiler, standard))
+    source.write_text('#include "%s.inc"\n' % half)
+    run([compiler, "-std=" + standard, "-fsyntax-only", *WARNINGS, *include, source], directory)
+
+
+PROBE = r"""
+#include "cpu.inc"
+int main()
+{
+    onepass_handle *handle;
+    if (onepass_create(NULL, &handle) != ONEPASS_OK)
+        return puts(onepass_last_error()) * 0 + 1;
+    float p[] = {0.25f, 0.75f, 0.50f, 0.50f}, t[] = {0.50f, 0.50f, 0.25f, 0.75f}, loss;
+    int64_t shape[] = {2, 2};
+    onepass_device cpu = {ONEPASS_CPU, 0};
+    onepass_tensor predictions = {p, cpu, 2, ONEPASS_F32, shape, NULL, 0}, targets = predictions;
+    onepass_tensor value = {&loss, cpu, 0, ONEPASS_F32, NULL, NULL, 0};
+    targets.data = t;
+    onepass_status status = onepass_kl_probs_probs(handle, &predictions, &targets, NULL, &value, NULL, NULL);
+    printf("%d %s %.9g %d\n", (int)status, onepass_isa(handle), (double)loss, onep_level_contracts(handle->level));
+    return 0;
+}
+"""
+
+
+def test_contraction_is_noticed(directory):
+    """The check that -ffp-contract=off was obeyed can fail: without the flag gcc fuses wherever the machine can."""
+    if not shutil.which("g++"):
+        pytest.skip("no g++")
+    (directory / "probe.cpp").write_text(PROBE)
+    fuses = {}
+    for flag in ("off", "fast"):
+        run(["g++", "-std=gnu++14", "-O3", "-ffp-contract=" + flag, "probe.cpp", "-o", "probe", "-lpthread"], directory)
+        status, level, value, fused = run([directory / "probe"], directory).split()
+        assert (status, value) == ("0", "0.137326539")
+        fuses[flag] = fused
+    assert fuses["off"] == "0"
+    assert fuses["fast"] == ("0" if level == "scalar" else "1")
+
+
+def test_neon_compiles_as_cxx_and_runs(directory):
+    """Under emulation; without the C++ headers of that machine, which the library's part does not need."""
+    headers = "/usr/aarch64-linux-gnu/include"
+    emulator = shutil.which("qemu-aarch64") or shutil.which("qemu-aarch64-static")
+    if not (shutil.which("clang++") and shutil.which("aarch64-linux-gnu-gcc") and os.path.isdir(headers) and emulator):
+        pytest.skip("no clang++, C compiler for 64-bit Arm and qemu")
+    (directory / "neon.cpp").write_text(PROBE)
+    run(["clang++", "--target=aarch64-linux-gnu", "-nostdinc++", "-isystem", headers, "-std=gnu++14", "-O2",
+         "-ffp-contract=off", "-fno-exceptions", "-fno-rtti", "-c", "neon.cpp", "-o", "neon.o"], directory)
+    run(["aarch64-linux-gnu-gcc", "-static", "neon.o", "-o", "neon", "-lm", "-lpthread"], directory)
+    assert run([emulator, directory / "neon"], directory).split() == ["0", "neon", "0.137326539", "0"]
+
+
+@pytest.mark.parametrize("architecture", ["80", "90"])
+def test_kernels_compile_as_cxx14(directory, architecture):
+    """With nvcc, the launch table included; no kernel spills or needs a stack."""
+    nvcc = cuda_home() / "bin" / "nvcc"
+    log = run([nvcc, "-std=c++14", "-O3", "-Xptxas=-v", "-Xcompiler=-Wall", "-Werror=all-warnings",
+               "-gencode=arch=compute_%s,code=sm_%s" % (architecture, architecture), "-c", "kl_div.cu", "-o",
+               "kl_div_%s.o" % architecture], directory)
+    kernels = kernel_names(directory)
+    assert set(re.findall(r"Compiling entry function '(\w+)'", log)) == kernels
+    assert len(re.findall(r" 0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads", log)) >= len(kernels)
+    assert not re.findall(r"[1-9]\d* bytes (?:stack frame|spill)", log)
+
+
+def test_plan_and_launch_table_agree(directory):
+    """The plan, asked for everything it can do with probabilities, names every kernel in the table and no other."""
+    nvcc = cuda_home() / "bin" / "nvcc"
+    (directory / "names.cpp").write_text(r"""
+#include "cuda.inc"
+#include <set>
+#include <string>
+static std::set<std::string> asked;
+int onepass_export_load(onepass_export_words *words)
+{
+    static unsigned tickets[ONEPASS_EXPORT_TICKETS];
+    words->tickets = tickets;
+    return 0;
+}
+int onepass_export_launch(const char *kernel, unsigned, unsigned, unsigned, const void *, void *)
+{
+    asked.insert(kernel);
+    return 0;
+}
+int main()
+{
+    onepass_export_words words;
+    onepass_export_load(&words);
+    cuda_device device = {true, 132, words, 0, {}};
+    onep_cuda cuda = {&device, (cudaStream_t)8, NULL};
+    device.tickets[cuda.stream] = words.tickets;
+    onepass_handle handle = {};
+    handle.device.type = ONEPASS_CUDA;
+    handle.kernels = &cuda_kernels;
+    handle.cuda = &cuda;
+    const onepass_dtype types[] = {ONEPASS_F16, ONEPASS_BF16, ONEPASS_F32, ONEPASS_F64};
+    static char memory[5][1 << 14] __attribute__((aligned(256)));
+    int64_t shape[] = {4, 8}, compact[] = {8, 1}, wide[] = {16, 1}, apart[] = {64, 2};
+    int64_t *layouts[] = {compact, wide, apart};
+    for (int p = 0; p < 4; p++)
+        for (int t = 0; t < 4; t++)
+            for (int layout = 0; layout < 3; layout++)
+                for (int outputs = 1; outputs < 8; outputs++)
+                    for (int offset = 0; offset < 2; offset++) {
+                        onepass_tensor tensors[4] = {};
+                        for (int i = 0; i < 4; i++) {
+                            onepass_dtype type = types[i % 2 ? t : p];
+                            tensors[i].data = memory[i] + offset * type.bits / 8;
+                            tensors[i].device = handle.device;
+                            tensors[i].ndim = 2;
+                            tensors[i].dtype = type;
+                            tensors[i].shape = shape;
+                            tensors[i].strides = layouts[layout];
+                        }
+                        onepass_tensor value = tensors[0];
+                        value.ndim = 0;
+                        value.dtype = types[3];
+                        value.data = memory[4];
+                        onepass_kl_options options = {};
+                        options.size = sizeof options;
+                        options.workspace = memory[4] + 256;
+                        options.workspace_size = sizeof memory[4] - 256;
+                        if (onepass_kl_probs_probs(&handle, &tensors[0], &tensors[1], &options,
+                                                   outputs & 1 ? &value : NULL, outputs & 2 ? &tensors[2] : NULL,
+                                                   outputs & 4 ? &tensors[3] : NULL) != ONEPASS_OK)
+                            return puts(onepass_last_error()) * 0 + 1;
+                    }
+    for (const std::string &name : asked)
+        puts(name.c_str());
+    return 0;
+}
+""")
+    run(["g++", "-std=gnu++14", "-isystem", cuda_home() / "include", "-c", "names.cpp", "-o", "names.o"], directory)
+    run([nvcc, "names.o", "-o", "names"], directory)
+    assert set(run([directory / "names"], directory).split()) == kernel_names(directory)
+
+
+def test_kernels_need_no_more_than_cuda_11(directory):
+    sys.path.insert(0, str(ROOT / "tests"))
+    import test_cuda11
+    sys.path.remove(str(ROOT / "tests"))
+    try:
+        nvrtc = test_cuda11.Nvrtc(test_cuda11.wheel_directory())
+    except SystemExit:
+        pytest.skip("the compiler of CUDA 11.8 can neither be found nor fetched")
+    assert nvrtc.version() == (11, 8)
+    source = directory / "kernels_only.cu"
+    source.write_text('#include "kl_flat.cuh"\n#include "kl_rows.cuh"\ntypedef float f32;\ntypedef double f64;\n'
+                      '#include "kl_kernels.inc"\n')
+    cubin, log = nvrtc.compile(str(source))
+    assert cubin, log
+    assert {name.decode() for name in re.findall(rb"\.text\.(onep_kl_\w+)", cubin)} == kernel_names(directory)

@@ -1,0 +1,362 @@
+"""The model that python -m onepass.export writes, on a GPU: values, gradients, streams, graphs, memory, bits, speed.
+
+Without a GPU only this is tested: that the CUDA extension compiles, links and can be imported.
+"""
+import os
+import statistics
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from onepass import export  # noqa: E402
+from torch.utils import cpp_extension  # noqa: E402
+from test_export import ROOT, cuda_home, load, run  # noqa: E402
+from test_export_model import (BF16, EPSILON, F16, F32, F64, LAYOUTS, SHAPES, check_gradients,  # noqa: E402
+                               check_special_values, check_value, gradients, library_path, probabilities, reference)
+
+gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+
+
+@pytest.fixture(scope="module")
+def module(tmp_path_factory):
+    if not cpp_extension.is_ninja_available():
+        pytest.skip("no ninja, which PyTorch compiles extensions with")
+    directory = tmp_path_factory.mktemp("model_cuda")
+    path = directory / "model_new.py"
+    path.write_text(export.export("kl_div"))
+    release = run([cuda_home() / "bin" / "nvcc", "--version"], directory)
+    if torch.version.cuda is None or "release %s." % torch.version.cuda.split(".")[0] not in release:
+        pytest.skip("this PyTorch is for CUDA %s, and nvcc is of another release" % torch.version.cuda)
+    before = os.environ.get("TORCH_EXTENSIONS_DIR")
+    os.environ["TORCH_EXTENSIONS_DIR"] = str(directory / "extensions")
+    yield load(path, "model_new_cuda")
+    os.environ.pop("TORCH_EXTENSIONS_DIR")
+    if before is not None:
+        os.environ["TORCH_EXTENSIONS_DIR"] = before
+
+
+@pytest.fixture(scope="module")
+def model(module):
+    return module.ModelNew()
+
+
+def on_gpu(*shape, dtype=F32, **options):
+    return probabilities(*shape, dtype=dtype, device="cuda", **options)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU: every other test here compiles it")
+def test_extension_compiles_without_a_gpu(module, monkeypatch):
+    monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", "8.0")
+    monkeypatch.setattr(module, "_check_cuda", lambda cpp_extension: ["compiled for a machine that is not here"])
+    extension = module._load("cuda")
+    assert callable(extension.forward) and callable(extension.backward)
+
+
+# ---- values and gradients --------------------------------------------------------------------------------------------
+
+
+@gpu
+@pytest.mark.parametrize("shape", SHAPES + [(3000, 1000), (1, 300001)])
+@pytest.mark.parametrize("dtype", [F32, F64, F16, BF16])
+def test_value_and_gradients(model, shape, dtype):
+    predictions, targets = on_gpu(*shape, dtype=dtype), on_gpu(*shape, dtype=dtype)
+    check_value(model(predictions, targets), predictions, targets)
+    value, to_predictions, to_targets = gradients(model, predictions, targets)
+    check_value(value, predictions, targets)
+    check_gradients(predictions, targets, to_predictions, to_targets)
+
+
+@gpu
+@pytest.mark.parametrize("p_type, t_type", [(F16, F32), (F32, BF16), (F64, F32), (F16, BF16), (BF16, F64)])
+def test_mixed_types(model, p_type, t_type):
+    predictions, targets = on_gpu(33, 65, dtype=p_type), on_gpu(33, 65, dtype=t_type)
+    check_value(model(predictions, targets), predictions, targets)
+    _, to_predictions, to_targets = gradients(model, predictions, targets)
+    check_gradients(predictions, targets, to_predictions, to_targets)
+
+
+@gpu
+@pytest.mark.parametrize("p_layout", list(LAYOUTS))
+@pytest.mark.parametrize("dtype", [F32, BF16])
+def test_strides(model, p_layout, dtype):
+    predictions, targets = LAYOUTS[p_layout](on_gpu(370, 530, dtype=dtype)), on_gpu(370, 530, dtype=dtype)
+    for p, t in ((predictions, targets), (targets, predictions), (predictions, predictions.flip(0))):
+        check_value(model(p, t), p, t)
+        _, to_predictions, to_targets = gradients(model, p, t)
+        check_gradients(p, t, to_predictions, to_targets)
+
+
+@gpu
+@pytest.mark.parametrize("dtype", [F32, F64, F16, BF16])
+def test_special_values(model, dtype):
+    check_special_values(model, dtype, "cuda")
+
+
+@gpu
+def test_broadcast_and_empty(model):
+    predictions, targets = on_gpu(1, 40, dtype=F64).requires_grad_(), on_gpu(30, 40, dtype=F64)
+    value = model(predictions, targets)
+    expected = (targets * (targets.log() - predictions.log())).sum()
+    torch.testing.assert_close(value, expected, rtol=1e-12, atol=0)
+    value.backward()
+    torch.testing.assert_close(predictions.grad, torch.autograd.grad(expected, predictions)[0], rtol=1e-12, atol=0)
+    assert model(torch.empty(0, 5, device="cuda"), torch.empty(0, 5, device="cuda")).isnan()
+    assert model(torch.empty(5, 0, device="cuda"), torch.empty(5, 0, device="cuda")).item() == 0
+
+
+@gpu
+def test_more_than_2_to_the_31_elements(model):
+    predictions, targets = on_gpu(1, 1 << 20), on_gpu(1, 1 << 20)
+    rows = (1 << 11) + 3
+    value = model(predictions.expand(rows, -1), targets.expand(rows, -1)).item()
+    exact = reference(predictions, targets).item()
+    assert abs(value - exact) <= 2 * EPSILON[F32] * exact
+
+
+# ---- autograd --------------------------------------------------------------------------------------------------------
+
+
+@gpu
+@pytest.mark.parametrize("shape", [(31, 47), (1024, 2048)])
+@pytest.mark.parametrize("upstream", [1.0, 3.5, 0.0, -2.0])
+def test_upstream_gradient(model, shape, upstream):
+    predictions, targets = on_gpu(*shape), on_gpu(*shape)
+    for wanted in ((True, False), (False, True), (True, True)):
+        p, t = predictions.detach().requires_grad_(wanted[0]), targets.detach().requires_grad_(wanted[1])
+        model(p, t).backward(torch.tensor(upstream, device="cuda"))
+        check_gradients(p, t, p.grad, t.grad, upstream)
+        assert (p.grad is not None, t.grad is not None) == wanted
+
+
+@gpu
+def test_the_made_gradient_is_handed_over_and_never_written_again(model):
+    predictions, targets = on_gpu(640, 650).requires_grad_(), on_gpu(640, 650)
+    value = model(predictions, targets)
+    made = value.grad_fn.made[0].data_ptr()
+    value.backward(retain_graph=True)
+    assert predictions.grad.data_ptr() == made
+    once = predictions.grad.clone()
+    value.backward(torch.tensor(5.0, device="cuda"), retain_graph=True)
+    value.backward(retain_graph=True)
+    assert predictions.grad.data_ptr() == made  # autograd adds in place
+    five, = torch.autograd.grad(model(predictions, targets), predictions, torch.tensor(5.0, device="cuda"))
+    check_gradients(predictions, targets, five, None, 5.0)
+    assert torch.equal(predictions.grad, once + five + once)
+
+
+@gpu
+def test_gradcheck_and_gradgradcheck(model):
+    predictions, targets = on_gpu(3, 5, dtype=F64).requires_grad_(), on_gpu(3, 5, dtype=F64).requires_grad_()
+    assert torch.autograd.gradcheck(model, (predictions, targets))
+    assert torch.autograd.gradgradcheck(model, (predictions, targets))
+
+
+@gpu
+def test_autocast_gives_pytorchs_dtype(model):
+    predictions, targets = on_gpu(9, 10, dtype=F16), on_gpu(9, 10, dtype=F16)
+    with torch.autocast("cuda"):
+        value = model(predictions, targets)
+    exact = reference(predictions, targets).item()
+    assert value.dtype == F32 and abs(value.item() - exact) < 1e-5 * exact
+
+
+# ---- streams and graphs ----------------------------------------------------------------------------------------------
+
+
+@gpu
+def test_nothing_waits_and_the_current_stream_is_used(model):
+    """The inputs are ready late on a side stream; a launch anywhere else would read them too early."""
+    predictions, targets = on_gpu(512, 4096), on_gpu(512, 4096)
+    leaf = predictions.clone().requires_grad_()
+    expected = model(leaf, targets)
+    expected.backward()
+    late = torch.ones_like(predictions).requires_grad_()
+    busy = torch.rand(4096, 4096, device="cuda")
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        torch.tanh(busy @ busy)  # what PyTorch prepares at first use may wait
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        with torch.cuda.stream(stream):
+            for _ in range(40):
+                busy = torch.tanh(busy @ busy)
+            with torch.no_grad():
+                late.copy_(predictions)
+            value = model(late, targets)
+            value.backward()
+            assert not stream.query(), "the work before the call should still be running"
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    torch.cuda.synchronize()
+    assert torch.equal(value, expected) and torch.equal(late.grad, leaf.grad)
+
+
+def captured(model, predictions, targets, upstream):
+    """A graph of value and gradient over these very tensors, and the two results that its replays write."""
+    leaf = predictions.requires_grad_()
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            torch.autograd.grad(model(leaf, targets), leaf, upstream)
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        value = model(leaf, targets)
+        gradient, = torch.autograd.grad(value, leaf, upstream)
+    return graph, value, gradient
+
+
+@gpu
+@pytest.mark.parametrize("dtype", [F32, BF16])
+def test_graph_replays_with_other_inputs_and_upstream_gradients(model, dtype):
+    predictions, targets = on_gpu(700, 1000, dtype=dtype), on_gpu(700, 1000, dtype=dtype)
+    upstream = torch.ones((), dtype=dtype, device="cuda")
+    graph, value, gradient = captured(model, predictions, targets, upstream)
+    for scale in (1.0, 2.5, 1.0, 0.0):
+        with torch.no_grad():
+            predictions.copy_(on_gpu(700, 1000, dtype=dtype))
+            upstream.fill_(scale)
+        graph.replay()
+        torch.cuda.synchronize()
+        leaf = predictions.detach().clone().requires_grad_()
+        expected = model(leaf, targets)
+        expected.backward(upstream.clone())
+        assert torch.equal(value, expected) and torch.equal(gradient, leaf.grad)
+
+
+@gpu
+def test_graphs_beside_each_other_and_beside_eager_calls(model):
+    """Blocks of different launches must not be counted together."""
+    upstream = torch.ones((), device="cuda")
+    inputs = [(on_gpu(2000, 1500), on_gpu(2000, 1500)) for _ in range(3)]
+    expected = [model(p.detach().requires_grad_(), t).item() for p, t in inputs[:2]]
+    expected.append(model(*inputs[2]).item())  # its gradient is not required: other kernels, other last bits
+    graphs = [captured(model, p, t, upstream) for p, t in inputs[:2]]
+    streams = [torch.cuda.Stream() for _ in range(3)]
+    torch.cuda.synchronize()
+    for _ in range(50):
+        for (graph, value, _), stream in zip(graphs, streams):
+            with torch.cuda.stream(stream):
+                graph.replay()
+        with torch.cuda.stream(streams[2]), torch.no_grad():
+            eager = model(*inputs[2])
+        torch.cuda.synchronize()
+        assert [value.item() for _, value, _ in graphs] + [eager.item()] == expected
+
+
+@gpu
+def test_when_all_words_for_counting_are_taken(module):
+    """More captured launches than there are words: the rest count in their workspace."""
+    model, predictions, targets = module.ModelNew(), on_gpu(64, 4096), on_gpu(64, 4096)
+    expected = model(predictions, targets).item()
+    model(predictions, targets)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph), torch.no_grad():
+        for _ in range(16400):
+            value = model(predictions, targets)
+    for _ in range(2):
+        value.zero_()
+        graph.replay()
+        assert value.item() == expected
+
+
+@gpu
+def test_every_device(model):
+    if torch.cuda.device_count() < 2:
+        pytest.skip("one GPU only")
+    targets = probabilities(64, 100, device="cuda:1")
+    predictions = probabilities(64, 100, device="cuda:1").requires_grad_()
+    value = model(predictions, targets)
+    value.backward()
+    check_value(value.detach(), predictions.detach(), targets)
+    check_gradients(predictions, targets, predictions.grad, None)
+    with pytest.raises(RuntimeError, match="same device"):
+        model(predictions.detach(), targets.to("cuda:0"))
+
+
+# ---- memory, bits, speed ---------------------------------------------------------------------------------------------
+
+
+@gpu
+def test_extra_memory(model):
+    predictions, targets = on_gpu(4096, 4096), on_gpu(4096, 4096)
+    model(predictions, targets)
+    for required, allowed in ((False, 1 << 20), (True, (1 << 20) + predictions.nelement() * 4)):
+        leaf = predictions.detach().requires_grad_(required)
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        value = model(leaf, targets)
+        if required:
+            value.backward()
+        assert 0 < torch.cuda.max_memory_allocated() - before <= allowed
+
+
+@pytest.fixture(scope="module")
+def library():
+    import sys
+    sys.path.insert(0, str(ROOT / "bench"))
+    import onepass_ctypes
+    sys.path.remove(str(ROOT / "bench"))
+    opened = onepass_ctypes.Library(str(library_path()))
+    try:
+        opened.c.onepass_destroy(opened.handle(torch.cuda.current_stream()))
+    except RuntimeError as error:
+        pytest.skip("libonepass has no CUDA kernels here: %s" % error)
+    return onepass_ctypes, opened
+
+
+@gpu
+@pytest.mark.parametrize("dtype", [F32, F64, F16, BF16])
+@pytest.mark.parametrize("shape", [(1, 1000), (63, 129), (1000, 3001)])
+def test_bits_are_the_librarys(model, library, dtype, shape):
+    types, opened = library
+    predictions, targets = on_gpu(*shape, dtype=dtype), on_gpu(*shape, dtype=dtype)
+    for p, t in ((predictions, targets), (predictions[:, 1:], targets[:, 1:]), (predictions.t(), targets.t())):
+        call = types.KlCall(opened, "probs_probs", p, t, True, value_type=dtype)
+        alone = types.KlCall(opened, "probs_probs", p, t, False, value_type=dtype)
+        call(), alone()
+        leaf = p.detach().requires_grad_()
+        value = model(leaf, t)
+        value.backward()
+        torch.cuda.synchronize()
+        assert torch.equal(value, call.value) and torch.equal(leaf.grad, call.gradient)
+        assert torch.equal(model(p, t), alone.value)
+        call.close(), alone.close()
+
+
+@gpu
+@pytest.mark.parametrize("gradient", [False, True])
+def test_speed_is_the_librarys(module, library, gradient, capsys):
+    """The founding problem, in turns, cold cache."""
+    if torch.cuda.get_device_properties(0).total_memory < 12 << 30:
+        pytest.skip("needs 12 GiB of GPU memory")
+    types, opened = library
+    predictions = torch.softmax(torch.rand(16384, 16384, device="cuda") * torch.rand((), device="cuda"), -1)
+    targets = torch.softmax(torch.rand(16384, 16384, device="cuda"), -1)
+    call = types.KlCall(opened, "probs_probs", predictions, targets, gradient)
+    extension = module._extension(predictions)
+    flush = torch.empty(256 << 20, dtype=torch.uint8, device="cuda")
+    times = {"library": [], "model": []}
+    for turn in range(24):
+        for name, work in (("library", call),
+                           ("model", lambda: extension.forward(predictions, targets, 16384, False, gradient, False))):
+            flush.zero_()
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begin.record()
+            work()
+            end.record()
+            torch.cuda.synchronize()
+            if turn > 3:
+                times[name].append(begin.elapsed_time(end))
+    medians = {name: statistics.median(taken) for name, taken in times.items()}
+    ratio = medians["model"] / medians["library"]
+    call.close()
+    with capsys.disabled():
+        print("\n16384 x 16384 float32 on %s, %s: library %.4f ms, exported model %.4f ms, ratio %.3f" % (
+            torch.cuda.get_device_name(), "value and gradient" if gradient else "value", medians["library"],
+            medians["model"], ratio))
+    assert ratio < 1.03
