@@ -75,7 +75,7 @@ endif()
 list(APPEND onepass_sources src/cuda/driver.c)
 target_compile_options(onepass_private INTERFACE "SHELL:-iquote ${PROJECT_SOURCE_DIR}/src/cuda")
 if(NOT onepass_have_cuda)
-    list(APPEND onepass_sources src/cuda/absent.c)
+    list(APPEND onepass_sources src/cuda/absent.c src/cuda/absent_head.c)
     return()
 endif()
 

@@ -128,8 +128,9 @@ typedef struct onepass_config {
     const char *isa;       /* CPU only: "ref", "scalar", "avx2", "avx512", "neon"; NULL: $ONEPASS_ISA, else the best */
     onepass_progress progress; /* CPU only; NULL: none */
     void *progress_context;
-    int32_t trust_addresses; /* CUDA only: 1: the driver is not asked whether addresses are the device's; that takes time */
-    int32_t fp32_products;   /* CUDA only: onepass_fp32_products */
+    int32_t
+        trust_addresses; /* CUDA only: 1: the driver is not asked whether addresses are the device's; that takes time */
+    int32_t fp32_products; /* CUDA only: onepass_fp32_products */
     const char *blas; /* CPU only: who multiplies matrices, "openblas", "blis" or "none"; NULL: $ONEPASS_BLAS, else the
                          first of them that this machine has. Loaded when first needed, or at once if named here. */
 } onepass_config;

@@ -49,7 +49,7 @@ char *head_to_device(const char *host)
     return head_arena.device + (host - head_arena.host);
 }
 
-head_field head_place(onep_type type, int64_t rows, int64_t columns, head_layout l, int written)
+head_field field_place(onep_type type, int64_t rows, int64_t columns, head_layout l, int written)
 {
     int64_t size = (int64_t)onep_type_size(type);
     int64_t col = l == STRIDED ? 2 * size : size, gap = 0;
@@ -73,7 +73,7 @@ static char *address(const head_field *f, int64_t i, int64_t j)
     return f->host + i * f->operand.row_stride[0] + j * f->operand.col_stride;
 }
 
-double head_get(const head_field *f, int64_t i, int64_t j)
+double field_get(const head_field *f, int64_t i, int64_t j)
 {
     return onep_load(f->operand.type, address(f, i, j));
 }
@@ -82,7 +82,7 @@ double head_get(const head_field *f, int64_t i, int64_t j)
 double head_put(const head_field *f, int64_t i, int64_t j, double x)
 {
     onep_store(f->operand.type, address(f, i, j), x);
-    return head_get(f, i, j);
+    return field_get(f, i, j);
 }
 
 void *head_take_workspace(size_t bytes)
@@ -183,19 +183,19 @@ head_tensors head_make_case(const head_case *c)
     int64_t m = c->rows, n = c->columns, k = c->depth ? c->depth : 1;
     head_tensors t = {.stages = c->depth ? ONEP_HEAD_ALL : ONEP_HEAD_STATISTICS | ONEP_HEAD_SOFTMAX};
     head_arena_begin(head_streams % 2 ? 0xff : 0x55);
-    t.input = head_place(c->type, m, k, c->layout, 0);
-    t.weight = head_place(c->type, n, k, c->layout, 0);
-    t.bias = head_place(c->parameter_type, 1, n, c->layout, 0);
-    t.gamma = head_place(c->parameter_type, 1, n, COMPACT, 0);
-    t.beta = head_place(c->parameter_type, 1, n, c->layout, 0);
-    t.scale = head_place(c->parameter_type, 1, c->one_scale ? 1 : n, COMPACT, 0);
-    t.running_mean = head_place(c->parameter_type, 1, n, COMPACT, !c->running);
-    t.running_var = head_place(c->parameter_type, 1, n, c->layout, !c->running);
-    t.output = head_place(c->output_type, m, n, c->layout, 1);
+    t.input = field_place(c->type, m, k, c->layout, 0);
+    t.weight = field_place(c->type, n, k, c->layout, 0);
+    t.bias = field_place(c->parameter_type, 1, n, c->layout, 0);
+    t.gamma = field_place(c->parameter_type, 1, n, COMPACT, 0);
+    t.beta = field_place(c->parameter_type, 1, n, c->layout, 0);
+    t.scale = field_place(c->parameter_type, 1, c->one_scale ? 1 : n, COMPACT, 0);
+    t.running_mean = field_place(c->parameter_type, 1, n, COMPACT, !c->running);
+    t.running_var = field_place(c->parameter_type, 1, n, c->layout, !c->running);
+    t.output = field_place(c->output_type, m, n, c->layout, 1);
     int given = !c->depth;
-    t.product = head_place(computed, m, n, c->layout, !given);
-    t.mean = head_place(computed, 1, n, COMPACT, 1);
-    t.rstd = head_place(computed, 1, n, COMPACT, 1);
+    t.product = field_place(computed, m, n, c->layout, !given);
+    t.mean = field_place(computed, 1, n, COMPACT, 1);
+    t.rstd = field_place(computed, 1, n, COMPACT, 1);
     t.counter = head_arena_take(8, 0);
     if (!c->running && !(c->absent & NO_COUNTER))
         memset(head_arena.writable + (t.counter - head_arena.host), 1, 8);
@@ -259,7 +259,7 @@ head_tensors head_make_case(const head_case *c)
 
 double head_vector_at(const head_case *c, const head_field *f, unsigned absent, int64_t j, double otherwise)
 {
-    return c->absent & absent ? otherwise : head_get(f, 0, f->columns == 1 ? 0 : j);
+    return c->absent & absent ? otherwise : field_get(f, 0, f->columns == 1 ? 0 : j);
 }
 
 /* ---- the definition ---------------------------------------------------------------------------------------------- */
@@ -288,11 +288,11 @@ head_expected head_define(const head_case *c, const head_tensors *t)
         for (int64_t j = 0; j < n; j++) {
             double sum = 0, size = 0;
             for (int64_t k = 0; k < c->depth; k++) {
-                double x = head_get(&t->input, i, k) * head_get(&t->weight, j, k);
+                double x = field_get(&t->input, i, k) * field_get(&t->weight, j, k);
                 sum += x;
                 size += fabs(x);
             }
-            e.y[i * n + j] = c->depth ? sum : head_get(&t->product, i, j);
+            e.y[i * n + j] = c->depth ? sum : field_get(&t->product, i, j);
             /* sums of k terms, each rounded; tensor cores cut off where others round; TF32 rounds the operands */
             e.y_error[i * n + j] = size * (unit * (2 + (double)c->depth) + (c->math == ONEP_MATH_TF32 ? 0x1p-10 : 0));
         }
@@ -309,8 +309,8 @@ head_expected head_define(const head_case *c, const head_tensors *t)
         for (int64_t i = 0; i < m; i++)
             m2 += (e.y[i * n + j] - mean) * (e.y[i * n + j] - mean);
         e.m2[j] = (double)m2;
-        e.mean[j] = c->running ? head_get(&t->running_mean, 0, j) - bias : (double)mean;
-        double variance = c->running ? head_get(&t->running_var, 0, j) : e.m2[j] / (double)m;
+        e.mean[j] = c->running ? field_get(&t->running_mean, 0, j) - bias : (double)mean;
+        double variance = c->running ? field_get(&t->running_var, 0, j) : e.m2[j] / (double)m;
         e.rstd[j] = 1 / sqrt(variance + 1e-5);
         double slope = scale * gamma * e.rstd[j];
         for (int64_t i = 0; i < m; i++) {

@@ -35,9 +35,9 @@ typedef struct head_field {
 void head_arena_begin(int poison);
 char *head_arena_take(size_t bytes, size_t shift);
 char *head_to_device(const char *host);
-head_field head_place(onep_type type, int64_t rows, int64_t columns, head_layout l, int written);
+head_field field_place(onep_type type, int64_t rows, int64_t columns, head_layout l, int written);
 
-double head_get(const head_field *f, int64_t i, int64_t j);
+double field_get(const head_field *f, int64_t i, int64_t j);
 double head_put(const head_field *f, int64_t i, int64_t j, double x); /* returns what was stored */
 void *head_take_workspace(size_t bytes);
 

@@ -28,7 +28,8 @@ static void check_output(const head_case *c, const head_tensors *t, const head_e
             double own = isfinite(e->z_error[i * n + j]) ? e->z_error[i * n + j] : 0;
             double off = own + (isfinite(common) ? common : 0) + exponential;
             double allowed = e->output[i * n + j] * (off < 0.5 ? 2 * off : exp(off)) + 0x1p-125;
-            if (!test_close_in(c->output_type, head_get(&t->output, i, j), e->output[i * n + j], allowed) && !wrong++) {
+            if (!test_close_in(c->output_type, field_get(&t->output, i, j), e->output[i * n + j], allowed) &&
+                !wrong++) {
                 shown_i = i;
                 shown_j = j;
             }
@@ -36,12 +37,12 @@ static void check_output(const head_case *c, const head_tensors *t, const head_e
     }
     CHECK(wrong == 0, "%lld of %lld outputs are wrong; the first, (%lld, %lld), is %.9g instead of %.9g (z %.9g)",
           (long long)wrong, (long long)(m * n), (long long)shown_i, (long long)shown_j,
-          head_get(&t->output, shown_i, shown_j), e->output[shown_i * n + shown_j], e->z[shown_i * n + shown_j]);
+          field_get(&t->output, shown_i, shown_j), e->output[shown_i * n + shown_j], e->z[shown_i * n + shown_j]);
 }
 
 static void check_vector(const char *what, const head_field *f, int64_t j, double exact, double allowed)
 {
-    double got = head_get(f, 0, j);
+    double got = field_get(f, 0, j);
     CHECK(test_close_in(f->operand.type, got, exact, allowed), "%s[%lld] is %.9g instead of %.9g, allowed %.3g", what,
           (long long)j, got, exact, allowed);
 }
@@ -92,8 +93,8 @@ static void check_forward(const head_case *c)
     head_tensors t = head_make_case(c);
     double *old_mean = head_doubles(c->columns), *old_var = head_doubles(c->columns);
     for (int64_t j = 0; j < c->columns; j++) {
-        old_mean[j] = head_get(&t.running_mean, 0, j);
-        old_var[j] = head_get(&t.running_var, 0, j);
+        old_mean[j] = field_get(&t.running_mean, 0, j);
+        old_var[j] = field_get(&t.running_var, 0, j);
     }
     head_expected e = head_define(c, &t);
     head_arena_send();
@@ -198,16 +199,16 @@ static void compare_with_chain(double condition, int64_t rows, int64_t n)
     for (int64_t i = 0; i < rows; i++) {
         float most = -INFINITY, sum = 0;
         for (int64_t j = 0; j < n; j++) {
-            float x = ((float)head_get(&t.product, i, j) - mean[j]) * rstd[j];
-            x = x * (float)head_get(&t.gamma, 0, j) + (float)head_get(&t.beta, 0, j);
-            z[j] = x * (float)head_get(&t.scale, 0, 0);
+            float x = ((float)field_get(&t.product, i, j) - mean[j]) * rstd[j];
+            x = x * (float)field_get(&t.gamma, 0, j) + (float)field_get(&t.beta, 0, j);
+            z[j] = x * (float)field_get(&t.scale, 0, 0);
             most = z[j] > most ? z[j] : most;
         }
         for (int64_t j = 0; j < n; j++)
             sum += expf(z[j] - most);
         for (int64_t j = 0; j < n; j++) {
             double exact = e.output[i * n + j];
-            double off = head_get(&t.output, i, j) / exact - 1, chain = expf(z[j] - most) / sum / exact - 1;
+            double off = field_get(&t.output, i, j) / exact - 1, chain = expf(z[j] - most) / sum / exact - 1;
             ours += off * off;
             theirs += chain * chain;
             ours_most = fmax(ours_most, fabs(off));
@@ -238,16 +239,16 @@ static gradient_tensors make_gradients(const head_case *c, const head_tensors *t
     int64_t m = c->rows, n = c->columns, k = c->depth;
     gradient_tensors g = {0};
     memset(head_arena.writable, 0, head_arena.used);
-    g.grad_output = head_place(c->output_type, m, n, c->layout, 0);
+    g.grad_output = field_place(c->output_type, m, n, c->layout, 0);
     for (int64_t i = 0; i < m; i++)
         for (int64_t j = 0; j < n; j++)
             head_put(&g.grad_output, i, j, head_normal(&random) * 3);
-    g.input = head_place(c->type, m, k, c->layout, 1);
-    g.weight = head_place(c->type, n, k, c->layout, 1);
-    g.bias = head_place(c->parameter_type, 1, n, COMPACT, 1);
-    g.gamma = head_place(c->parameter_type, 1, n, c->layout, 1);
-    g.beta = head_place(c->parameter_type, 1, n, COMPACT, 1);
-    g.scale = head_place(c->parameter_type, 1, c->one_scale ? 1 : n, COMPACT, 1);
+    g.input = field_place(c->type, m, k, c->layout, 1);
+    g.weight = field_place(c->type, n, k, c->layout, 1);
+    g.bias = field_place(c->parameter_type, 1, n, COMPACT, 1);
+    g.gamma = field_place(c->parameter_type, 1, n, c->layout, 1);
+    g.beta = field_place(c->parameter_type, 1, n, COMPACT, 1);
+    g.scale = field_place(c->parameter_type, 1, c->one_scale ? 1 : n, COMPACT, 1);
     g.problem = (onep_head_backward_problem){
         .rows = t->problem.rows,
         .depth = k,
@@ -294,23 +295,23 @@ static void check_gradients(const head_case *c, const head_tensors *t, const gra
     for (int64_t i = 0; i < m; i++) {
         double r = 0, size = 0;
         for (int64_t j = 0; j < n; j++) {
-            r += head_get(&g->grad_output, i, j) * head_get(&t->output, i, j);
-            size += fabs(head_get(&g->grad_output, i, j) * head_get(&t->output, i, j));
+            r += field_get(&g->grad_output, i, j) * field_get(&t->output, i, j);
+            size += fabs(field_get(&g->grad_output, i, j) * field_get(&t->output, i, j));
         }
         for (int64_t j = 0; j < n; j++) {
-            dz[i * n + j] = head_get(&t->output, i, j) * (head_get(&g->grad_output, i, j) - r);
+            dz[i * n + j] = field_get(&t->output, i, j) * (field_get(&g->grad_output, i, j) - r);
             dz_error[i * n + j] =
-                head_get(&t->output, i, j) * (size * sums + fabs(head_get(&g->grad_output, i, j)) * 2 * unit);
+                field_get(&t->output, i, j) * (size * sums + fabs(field_get(&g->grad_output, i, j)) * 2 * unit);
         }
     }
     double *dy = dz, *dy_error = dz_error;
     for (int64_t j = 0; j < n; j++) {
-        double mean = head_get(&t->mean, 0, j), rstd = head_get(&t->rstd, 0, j),
+        double mean = field_get(&t->mean, 0, j), rstd = field_get(&t->rstd, 0, j),
                gamma = head_vector_at(c, &t->gamma, NO_GAMMA, j, 1);
         double beta = head_vector_at(c, &t->beta, NO_BETA, j, 0), scale = head_vector_at(c, &t->scale, NO_SCALE, j, 1);
         double s0 = 0, s1 = 0, e0 = 0, e1 = 0, rows = (double)m, slope = scale * gamma * rstd;
         for (int64_t i = 0; i < m; i++) {
-            double xh = (head_get(&t->product, i, j) - mean) * rstd,
+            double xh = (field_get(&t->product, i, j) - mean) * rstd,
                    error = dz_error[i * n + j] + sums * fabs(dz[i * n + j]);
             s0 += dz[i * n + j];
             s1 += dz[i * n + j] * xh;
@@ -325,7 +326,7 @@ static void check_gradients(const head_case *c, const head_tensors *t, const gra
         scale_sum += gamma * s1 + beta * s0;
         scale_size += fabs(gamma) * e1 + fabs(beta) * e0;
         for (int64_t i = 0; i < m; i++) {
-            double xh = (head_get(&t->product, i, j) - mean) * rstd, error = dz_error[i * n + j];
+            double xh = (field_get(&t->product, i, j) - mean) * rstd, error = dz_error[i * n + j];
             double x = c->running ? dz[i * n + j] : dz[i * n + j] - s0 / rows - xh * (s1 / rows);
             if (!c->running)
                 error += e0 / rows + fabs(xh) * e1 / rows +
@@ -342,11 +343,11 @@ static void check_gradients(const head_case *c, const head_tensors *t, const gra
         for (int64_t l = 0; l < k; l++) {
             double sum = 0, allowed = 0;
             for (int64_t j = 0; j < n; j++) {
-                double w = head_get(&t->weight, j, l);
+                double w = field_get(&t->weight, j, l);
                 sum += dy[i * n + j] * w;
                 allowed += (dy_error[i * n + j] + fabs(dy[i * n + j]) * (unit * (2 + (double)n) + tf32)) * fabs(w);
             }
-            wrong += !test_close_in(c->type, head_get(&g->input, i, l), sum, allowed);
+            wrong += !test_close_in(c->type, field_get(&g->input, i, l), sum, allowed);
         }
     CHECK(wrong == 0, "%lld elements of grad_input are wrong", (long long)wrong);
     wrong = 0;
@@ -354,11 +355,11 @@ static void check_gradients(const head_case *c, const head_tensors *t, const gra
         for (int64_t l = 0; l < k; l++) {
             double sum = 0, allowed = 0;
             for (int64_t i = 0; i < m; i++) {
-                double x = head_get(&t->input, i, l);
+                double x = field_get(&t->input, i, l);
                 sum += dy[i * n + j] * x;
                 allowed += (dy_error[i * n + j] + fabs(dy[i * n + j]) * (unit * (2 + (double)m) + tf32)) * fabs(x);
             }
-            wrong += !test_close_in(c->type, head_get(&g->weight, j, l), sum, allowed);
+            wrong += !test_close_in(c->type, field_get(&g->weight, j, l), sum, allowed);
         }
     CHECK(wrong == 0, "%lld elements of grad_weight are wrong", (long long)wrong);
     free(dz);
@@ -418,11 +419,11 @@ static void check_linear(onep_type input, onep_type weight, onep_type output, in
     head_arena_begin(0xff);
     int mixed = input != weight;
     double unit = onep_promote(input, weight) == ONEP_F64 ? 0x1p-53 : 0x1p-24;
-    head_field x = head_place(input, m, k, l, 0), w = head_place(weight, n, k, l, 0),
-               b = head_place(output, 1, n, COMPACT, 0);
-    head_field y = head_place(output, m, n, l, 1), dy = head_place(mixed ? ONEP_F32 : input, m, n, l, 0);
-    head_field dx = head_place(input, m, k, l, 1), dw = head_place(weight, n, k, l, 1),
-               db = head_place(ONEP_F32, 1, n, COMPACT, 1);
+    head_field x = field_place(input, m, k, l, 0), w = field_place(weight, n, k, l, 0),
+               b = field_place(output, 1, n, COMPACT, 0);
+    head_field y = field_place(output, m, n, l, 1), dy = field_place(mixed ? ONEP_F32 : input, m, n, l, 0);
+    head_field dx = field_place(input, m, k, l, 1), dw = field_place(weight, n, k, l, 1),
+               db = field_place(ONEP_F32, 1, n, COMPACT, 1);
     head_field fields[] = {x, w, b, dy};
     for (int f = 0; f < 4; f++)
         for (int64_t i = 0; i < fields[f].rows; i++)
@@ -457,36 +458,36 @@ static void check_linear(onep_type input, onep_type weight, onep_type output, in
     int64_t wrong[3] = {0};
     for (int64_t i = 0; i < m; i++)
         for (int64_t j = 0; j < n; j++) {
-            double sum = with_bias ? head_get(&b, 0, j) : 0, size = fabs(sum);
+            double sum = with_bias ? field_get(&b, 0, j) : 0, size = fabs(sum);
             for (int64_t l2 = 0; l2 < k; l2++) {
-                sum += head_get(&x, i, l2) * head_get(&w, j, l2);
-                size += fabs(head_get(&x, i, l2) * head_get(&w, j, l2));
+                sum += field_get(&x, i, l2) * field_get(&w, j, l2);
+                size += fabs(field_get(&x, i, l2) * field_get(&w, j, l2));
             }
             /* cuBLASLt may round a half before it adds the bias, and again after it */
-            double first = with_bias && output < ONEP_F32 ? half_unit_of(output) * fabs(sum - head_get(&b, 0, j)) : 0;
-            wrong[0] += !test_close_in(output, head_get(&y, i, j), sum, size * unit * (double)(k + 2) + first);
+            double first = with_bias && output < ONEP_F32 ? half_unit_of(output) * fabs(sum - field_get(&b, 0, j)) : 0;
+            wrong[0] += !test_close_in(output, field_get(&y, i, j), sum, size * unit * (double)(k + 2) + first);
         }
     for (int64_t i = 0; i < m; i++)
         for (int64_t l2 = 0; l2 < k; l2++) {
             double sum = 0, size = 0;
             for (int64_t j = 0; j < n; j++) {
-                sum += head_get(&dy, i, j) * head_get(&w, j, l2);
-                size += fabs(head_get(&dy, i, j) * head_get(&w, j, l2));
+                sum += field_get(&dy, i, j) * field_get(&w, j, l2);
+                size += fabs(field_get(&dy, i, j) * field_get(&w, j, l2));
             }
-            wrong[1] += !test_close_in(input, head_get(&dx, i, l2), sum, size * unit * (double)(n + 2));
+            wrong[1] += !test_close_in(input, field_get(&dx, i, l2), sum, size * unit * (double)(n + 2));
         }
     for (int64_t j = 0; j < n; j++) {
         double bias = 0;
         for (int64_t i = 0; i < m; i++)
-            bias += head_get(&dy, i, j);
+            bias += field_get(&dy, i, j);
         check_vector("grad_bias", &db, j, bias, 1e-9);
         for (int64_t l2 = 0; l2 < k; l2++) {
             double sum = 0, size = 0;
             for (int64_t i = 0; i < m; i++) {
-                sum += head_get(&dy, i, j) * head_get(&x, i, l2);
-                size += fabs(head_get(&dy, i, j) * head_get(&x, i, l2));
+                sum += field_get(&dy, i, j) * field_get(&x, i, l2);
+                size += fabs(field_get(&dy, i, j) * field_get(&x, i, l2));
             }
-            wrong[2] += !test_close_in(weight, head_get(&dw, j, l2), sum, size * unit * (double)(m + 2));
+            wrong[2] += !test_close_in(weight, field_get(&dw, j, l2), sum, size * unit * (double)(m + 2));
         }
     }
     CHECK(wrong[0] + wrong[1] + wrong[2] == 0, "wrong: %lld outputs, %lld of grad_input, %lld of grad_weight",

@@ -1,6 +1,7 @@
 /*
  * See check_head.h. A unit is what rounding alone may cost an array of results: half an ulp of its largest element, and
- * of the type computed in an ulp times the root of the number of terms.
+ * of the type computed in an ulp times the root of the number of terms. What comes of a difference of numbers far
+ * larger than itself, as rstd does, may lose as many times more as they are larger: the condition.
  */
 #include "check_head.h"
 
@@ -31,28 +32,41 @@ static element_type type_of(const head_case *it, int array)
     return (element_type)type;
 }
 
-/* The largest distance of two arrays in units; infinite where one is not finite. */
-static double distance(const head_case *it, const head_case *reference, int array)
+/* The largest magnitude in an array. */
+static double largest_of(const head_case *it, int array)
 {
     element_type type = type_of(it, array);
-    double largest = 0, off = 0;
+    double largest = 0;
+    for (int64_t i = 0; i < head_case_count(it, array); i++)
+        largest = fmax(largest, fabs(element_load(type, it->arrays[array], (size_t)i)));
+    return largest;
+}
+
+/* The largest distance of two arrays in units; infinite where one is not finite. */
+static double distance(const head_case *it, const head_case *reference, int array, double condition)
+{
+    element_type type = type_of(it, array);
+    double largest = largest_of(reference, array), off = 0;
+    /* One value for all features is a sum of what those two are made of, and may be small beside it. */
+    if (array == HEAD_CASE_GRAD_SCALE)
+        largest = fmax(largest,
+                       fmax(largest_of(reference, HEAD_CASE_GRAD_GAMMA), largest_of(reference, HEAD_CASE_GRAD_BETA)));
     int64_t count = head_case_count(it, array);
     for (int64_t i = 0; i < count; i++) {
         double want = element_load(type, reference->arrays[array], (size_t)i);
         double got = element_load(type, it->arrays[array], (size_t)i);
-        largest = fmax(largest, fabs(want));
         off = isfinite(got) && isfinite(want) ? fmax(off, fabs(got - want)) : (double)INFINITY;
     }
     double terms = sqrt((double)(it->depth + it->rows + it->columns));
-    double unit = (terms * element_epsilon(it->computed) + 0.5 * element_epsilon(type)) * largest;
+    double unit = (terms * condition * element_epsilon(it->computed) + 0.5 * element_epsilon(type)) * largest;
     return off == 0 ? 0 : off / unit;
 }
 
 static void compare(head_check *line, const head_case *it, const head_case *reference, bool train, int first, int last,
-                    double most_units)
+                    double condition, double most_units)
 {
     for (int array = first; array <= last; array++) {
-        double units = distance(it, reference, array);
+        double units = distance(it, reference, array, condition);
         if (!(units <= line->worst))
             line->worst = units;
         if (units <= most_units || line->failures++ > 0)
@@ -83,9 +97,21 @@ static onepass_status check_linear(head_check *line, head_case *cases[2], onepas
     }
     if (status != ONEPASS_OK)
         return status;
-    compare(line, cases[1], cases[0], true, HEAD_CASE_OUTPUT, HEAD_CASE_OUTPUT, most_units);
-    compare(line, cases[1], cases[0], true, HEAD_CASE_GRAD_INPUT, HEAD_CASE_GRAD_BIAS, most_units);
+    compare(line, cases[1], cases[0], true, HEAD_CASE_OUTPUT, HEAD_CASE_OUTPUT, 1, most_units);
+    compare(line, cases[1], cases[0], true, HEAD_CASE_GRAD_INPUT, HEAD_CASE_GRAD_BIAS, 1, most_units);
     return ONEPASS_OK;
+}
+
+/* The largest |mean| / sigma of a feature, and 1. */
+static double condition_of(const head_case *it)
+{
+    double condition = 0;
+    for (int64_t j = 0; j < it->columns; j++) {
+        double mean = element_load(type_of(it, HEAD_CASE_MEAN), it->arrays[HEAD_CASE_MEAN], (size_t)j);
+        double rstd = element_load(type_of(it, HEAD_CASE_RSTD), it->arrays[HEAD_CASE_RSTD], (size_t)j);
+        condition = fmax(condition, fabs(mean * rstd));
+    }
+    return 1 + condition;
 }
 
 static onepass_status check_mode(head_check *line, head_case *cases[2], onepass_handle *handles[2], bool train,
@@ -98,14 +124,14 @@ static onepass_status check_mode(head_check *line, head_case *cases[2], onepass_
     }
     if (status != ONEPASS_OK)
         return status;
-    compare(line, cases[1], cases[0], train, HEAD_CASE_OUTPUT, HEAD_CASE_RSTD, most_units);
+    compare(line, cases[1], cases[0], train, HEAD_CASE_OUTPUT, HEAD_CASE_RSTD, condition_of(cases[0]), most_units);
     for (int array = HEAD_CASE_OUTPUT; array <= HEAD_CASE_RSTD; array++)
         memcpy(cases[1]->arrays[array], cases[0]->arrays[array],
                (size_t)head_case_count(cases[0], array) * element_infos[type_of(cases[0], array)].size);
     for (int side = 0; side < 2 && status == ONEPASS_OK; side++)
         status = head_case_backward(cases[side], handles[side], train);
     if (status == ONEPASS_OK)
-        compare(line, cases[1], cases[0], train, HEAD_CASE_GRAD_INPUT, HEAD_CASE_GRAD_SCALE, most_units);
+        compare(line, cases[1], cases[0], train, HEAD_CASE_GRAD_INPUT, HEAD_CASE_GRAD_SCALE, 1, most_units);
     return status;
 }
 

@@ -1,8 +1,5 @@
 /* Stands in for device.c and the kernels' plans in a build without CUDA kernels: every question is answered with no. */
-#include <stdio.h>
-
 #include "device.h"
-#include "head_cuda.h"
 #include "kl.h"
 #include "status.h"
 
@@ -58,12 +55,6 @@ int64_t onep_cuda_l2_bytes(const onep_cuda *cuda)
     return 0;
 }
 
-int onep_products_describe(char *text, size_t size)
-{
-    snprintf(text, size, "%s", reason);
-    return 0;
-}
-
 void *onep_cuda_tickets(const onep_cuda *cuda)
 {
     (void)cuda;
@@ -86,25 +77,5 @@ int onep_cuda_describe(int32_t device, onep_cuda_info *info)
 size_t onep_kl_cuda_workspace(const onep_kl_problem *problem)
 {
     (void)problem;
-    return 0;
-}
-
-size_t onep_head_cuda_workspace(onep_cuda *cuda, const onep_head_problem *problem, onep_product_math math)
-{
-    (void)cuda, (void)problem, (void)math;
-    return 0;
-}
-
-size_t onep_head_backward_cuda_workspace(onep_cuda *cuda, const onep_head_backward_problem *problem,
-                                         onep_product_math math)
-{
-    (void)cuda, (void)problem, (void)math;
-    return 0;
-}
-
-size_t onep_linear_cuda_workspace(onep_cuda *cuda, int64_t rows, int64_t depth, int64_t columns, onep_type input,
-                                  onep_type weight, onep_product_math math)
-{
-    (void)cuda, (void)rows, (void)depth, (void)columns, (void)input, (void)weight, (void)math;
     return 0;
 }
