@@ -75,7 +75,7 @@ endif()
 list(APPEND onepass_sources src/cuda/driver.c)
 target_compile_options(onepass_private INTERFACE "SHELL:-iquote ${PROJECT_SOURCE_DIR}/src/cuda")
 if(NOT onepass_have_cuda)
-    list(APPEND onepass_sources src/cuda/absent.c)
+    list(APPEND onepass_sources src/cuda/absent.c src/cuda/absent_head.c)
     return()
 endif()
 
@@ -106,7 +106,7 @@ add_custom_command(OUTPUT ${onepass_fatbin_lists}
     DEPENDS ${onepass_fatbins} ${onepass_fatbin_script} COMMENT "Listing the kernels" VERBATIM)
 
 file(GLOB onepass_cuda_plans CONFIGURE_DEPENDS RELATIVE ${PROJECT_SOURCE_DIR} src/cuda/*_cuda.c)
-list(APPEND onepass_sources src/cuda/device.c src/cuda/fatbin.c ${onepass_cuda_plans})
+list(APPEND onepass_sources src/cuda/cublaslt.c src/cuda/device.c src/cuda/fatbin.c ${onepass_cuda_plans})
 # A compiler does not know that the assembler will read the fatbins.
 set_source_files_properties(src/cuda/fatbin.c PROPERTIES
     OBJECT_DEPENDS "${onepass_fatbins};${onepass_fatbin_lists}"

@@ -79,6 +79,7 @@ typedef struct onepass_dtype {
 #define ONEPASS_BF16 {ONEPASS_BFLOAT, 16, 1}
 #define ONEPASS_F32  {ONEPASS_FLOAT, 32, 1}
 #define ONEPASS_F64  {ONEPASS_FLOAT, 64, 1}
+#define ONEPASS_I64  {ONEPASS_INT, 64, 1}
 #define ONEPASS_U8   {ONEPASS_UINT, 8, 1}
 #define ONEPASS_B8   {ONEPASS_BOOL, 8, 1}
 /* clang-format on */
@@ -113,6 +114,12 @@ typedef struct onepass_handle onepass_handle;
  */
 typedef void (*onepass_progress)(void *context, double done);
 
+/* How fp32 matrices are multiplied on a CUDA device. On the CPU an fp32 product is an fp32 product. */
+typedef enum onepass_fp32_products {
+    ONEPASS_FP32_FULL = 0, /* no operand loses a digit */
+    ONEPASS_FP32_TF32 = 1, /* operands are cut to 11 bits for the tensor cores: several times as fast */
+} onepass_fp32_products;
+
 typedef struct onepass_config {
     size_t size;           /* sizeof(onepass_config) */
     onepass_device device; /* zeroed: the CPU */
@@ -122,7 +129,10 @@ typedef struct onepass_config {
     onepass_progress progress; /* CPU only; NULL: none */
     void *progress_context;
     int32_t
-        trust_addresses; /* CUDA only: 1: the driver is not asked whether addresses are the device's; it costs time */
+        trust_addresses; /* CUDA only: 1: the driver is not asked whether addresses are the device's; that takes time */
+    int32_t fp32_products; /* CUDA only: onepass_fp32_products */
+    const char *blas; /* CPU only: who multiplies matrices, "openblas", "blis" or "none"; NULL: $ONEPASS_BLAS, else the
+                         first of them that this machine has. Loaded when first needed, or at once if named here. */
 } onepass_config;
 
 /* config NULL: the defaults. On failure *handle is set to NULL. */
@@ -134,6 +144,9 @@ ONEPASS_API void onepass_destroy(onepass_handle *handle);
 /* The vector level the handle computes with ("avx2"), and its number of threads. NULL handle: "" and 0. */
 ONEPASS_API const char *onepass_isa(const onepass_handle *handle);
 ONEPASS_API int32_t onepass_threads(const onepass_handle *handle);
+
+/* Who multiplies the handle's matrices now: "openblas", "blis", or "none" for the library's own product. NULL: "". */
+ONEPASS_API const char *onepass_blas(onepass_handle *handle);
 
 /* 1 if the handle's stream is in the middle of a capture: what is called then runs when the graph does, so memory that
  * is used again from call to call must not be given to it. 0 otherwise, and on the CPU. */
@@ -223,6 +236,111 @@ ONEPASS_API onepass_status onepass_kl_log_probs_log_probs(onepass_handle *handle
 /* Bytes of workspace a call with these inputs needs on the handle's device. It depends on the shape alone. */
 ONEPASS_API onepass_status onepass_kl_workspace_size(onepass_handle *handle, const onepass_tensor *predictions,
                                                      const onepass_kl_options *options, size_t *bytes);
+
+/* ---- linear ------------------------------------------------------------------------------------------------------- *
+ *
+ * output = input weight^T + bias: input [..., K], weight [N, K], bias [N], output [..., N], any strides.
+ *
+ *  - input, weight: fp16, bf16, fp32 or fp64, mixed freely; the product is made in fp32, in fp64 if one of them is.
+ *    bias and grad_output may be of any of these types.
+ *  - output: the promoted dtype of input and weight, or a wider one.
+ *  - Gradients have shape and dtype of the tensor they belong to (grad_bias: any floating-point one); NULL if not
+ * wanted.
+ *  - workspace: at least what onepass_linear_workspace_size says for the same input and weight; it serves both calls.
+ *
+ * An output may not share memory with any other tensor of the call.
+ */
+ONEPASS_API onepass_status onepass_linear(onepass_handle *handle, const onepass_tensor *input,
+                                          const onepass_tensor *weight, const onepass_tensor *bias,
+                                          const onepass_tensor *output, void *workspace, size_t workspace_size);
+
+/* grad_output [..., N]: the gradient of the final loss to the output. At least one gradient must be asked for. */
+ONEPASS_API onepass_status onepass_linear_backward(onepass_handle *handle, const onepass_tensor *grad_output,
+                                                   const onepass_tensor *input, const onepass_tensor *weight,
+                                                   const onepass_tensor *grad_input, const onepass_tensor *grad_weight,
+                                                   const onepass_tensor *grad_bias, void *workspace,
+                                                   size_t workspace_size);
+
+ONEPASS_API onepass_status onepass_linear_workspace_size(onepass_handle *handle, const onepass_tensor *input,
+                                                         const onepass_tensor *weight, size_t *bytes);
+
+/* ---- head: linear, batch normalisation, scale, softmax ------------------------------------------------------------ *
+ *
+ * output = softmax(scale * (gamma * (y - mean) / sqrt(variance + eps) + beta)) over the last dimension, with
+ * y = input weight^T + bias: input [B, K], weight [N, K], output [B, N]; everything a feature (of N) has is [N].
+ * docs/numerics.md has the definition, the gradients, every special value and the error bounds.
+ */
+
+typedef enum onepass_statistics {
+    ONEPASS_BATCH_STATISTICS = 0,   /* mean and biased variance of y over the batch, which needs 2 rows; training */
+    ONEPASS_RUNNING_STATISTICS = 1, /* running_mean and running_var, which are only read; inference */
+} onepass_statistics;
+
+typedef struct onepass_head_options {
+    size_t size; /* sizeof(onepass_head_options) */
+    onepass_statistics statistics;
+    int32_t cumulative; /* 1: the factor is 1 / batches_tracked, counted with this batch, and momentum must be 0 */
+    double eps;         /* added to the variance; 0 or more; PyTorch's default is 1e-5 */
+    double momentum;    /* weight of this batch in the running statistics; PyTorch's default is 0.1 */
+
+    /* Any floating-point dtype, whatever the inputs' is. */
+    const onepass_tensor *bias;  /* NULL: 0 */
+    const onepass_tensor *gamma; /* NULL: 1 */
+    const onepass_tensor *beta;  /* NULL: 0 */
+    const onepass_tensor *scale; /* [N], or one element for all; NULL: 1 */
+
+    /* With batch statistics both are updated in place, or left alone if both are NULL:
+     * running = (1 - factor) * running + factor * (mean of y, or variance of y with B - 1 in the denominator). */
+    const onepass_tensor *running_mean, *running_var;
+    const onepass_tensor *batches_tracked; /* one int64 element, incremented in place with batch statistics; or NULL */
+
+    void *workspace; /* at least what the workspace_size function of the call says */
+    size_t workspace_size;
+} onepass_head_options;
+
+/*
+ *  - input, weight: fp16, bf16, fp32 or fp64, mixed freely; everything up to the output is computed in fp32, in fp64 if
+ *    one of them is: the type C.
+ *  - output: the promoted dtype of input and weight, or a wider one.
+ *  - product [B, N], mean [N], rstd [N]: what backward needs; all three or none. product receives input weight^T,
+ *    without the bias, and has dtype C; mean and rstd, those the product was normalised with, have C or a wider one.
+ *
+ * Without product the output, if its dtype is C and its rows are contiguous, is also where the product is built;
+ * otherwise the workspace is larger. No tensor that is written may share memory with another.
+ */
+ONEPASS_API onepass_status onepass_head(onepass_handle *handle, const onepass_tensor *input,
+                                        const onepass_tensor *weight, const onepass_head_options *options,
+                                        const onepass_tensor *output, const onepass_tensor *product,
+                                        const onepass_tensor *mean, const onepass_tensor *rstd);
+
+ONEPASS_API onepass_status onepass_head_workspace_size(onepass_handle *handle, const onepass_tensor *input,
+                                                       const onepass_tensor *weight,
+                                                       const onepass_head_options *options,
+                                                       const onepass_tensor *output, const onepass_tensor *product,
+                                                       size_t *bytes);
+
+/* Where the gradients go; each has shape and dtype of the tensor it belongs to, which must be given; NULL: not wanted.
+ */
+typedef struct onepass_head_gradients {
+    size_t size; /* sizeof(onepass_head_gradients) */
+    const onepass_tensor *input, *weight, *bias, *gamma, *beta, *scale;
+} onepass_head_gradients;
+
+/*
+ * grad_output [B, N]: the gradient of the final loss to the output. output, product, mean and rstd are those of the
+ * forward call, options are its options (running statistics, momentum, eps and the counter are not looked at). The
+ * gradient to the bias is exactly 0 with batch statistics: adding a constant to a feature changes nothing.
+ */
+ONEPASS_API onepass_status onepass_head_backward(onepass_handle *handle, const onepass_tensor *grad_output,
+                                                 const onepass_tensor *output, const onepass_tensor *input,
+                                                 const onepass_tensor *weight, const onepass_tensor *product,
+                                                 const onepass_tensor *mean, const onepass_tensor *rstd,
+                                                 const onepass_head_options *options,
+                                                 const onepass_head_gradients *gradients);
+
+ONEPASS_API onepass_status onepass_head_backward_workspace_size(onepass_handle *handle, const onepass_tensor *input,
+                                                                const onepass_tensor *weight,
+                                                                const onepass_head_options *options, size_t *bytes);
 
 #ifdef __cplusplus
 }

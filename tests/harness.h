@@ -116,6 +116,10 @@ size_t test_buffer_damage(const test_buffer *buffer);
 /* A handle of a level; it ends the program if it cannot be made. */
 onepass_handle *test_handle(onep_level level, int32_t threads);
 
+/* The level runs here, and is worth running: ThreadSanitizer looks at how work is shared, which is alike at all levels,
+ * so under it only the best one is. */
+int test_covers(onep_level level);
+
 /* Prints which levels run here and which do not. */
 void test_print_levels(void);
 

@@ -3,7 +3,7 @@
 
     tests/mutate.py [--sample N] [--seed S] [--level scalar|avx2] [--file PATH ...] [--list]
 
-Each mutant changes one operator, constant, comparison or statement of one file. The library and three tests are built
+Each mutant changes one operator, constant, comparison or statement of one file. The library and its tests are built
 for one vector level with gcc -O1 in a directory of their own; for a mutant only the objects that include its file are
 compiled again. A mutant is killed if it does not compile, a test fails, or a test hangs. Survivors are printed with
 their change: each is a missing test or an equivalent mutant. Exit status 0: the run was complete; 2: it could not start.
@@ -20,8 +20,13 @@ import tempfile
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 TARGETS = ['src/cpu/kl.inc', 'src/cpu/kl_terms.inc', 'src/cpu/kl_segment.inc', 'src/cpu/vec_math.inc', 'src/cpu/kl_plan.c',
-           'src/core/kl_collapse.c', 'src/core/kl_define.h', 'src/ref/kl.c', 'src/core/tensor.c']
-TESTS = ['test_kl_special', 'test_api', 'test_kl']  # the ones that fail fastest first
+           'src/core/kl_collapse.c', 'src/core/kl_define.h', 'src/ref/kl.c', 'src/core/tensor.c',
+           'src/cpu/product.inc', 'src/cpu/linear.inc', 'src/cpu/head.inc', 'src/cpu/head_backward.inc',
+           'src/cpu/product_plan.c', 'src/cpu/head_plan.c', 'src/core/head.c', 'src/ref/linear.c', 'src/ref/head.c',
+           'src/ops/arguments.c', 'src/ops/head.c', 'src/ops/linear.c']
+KL_TESTS = ['test_kl_special', 'test_api', 'test_kl']  # the ones that fail fastest first
+HEAD_TESTS = ['test_head_api', 'test_linear', 'test_head']
+HARNESS = ['tests/harness.c', 'tests/head_cases.c', 'tests/kl_cases.c']
 SECONDS = 90  # a mutant that takes longer hangs
 
 # What is written -> what a slip would have made of it. Spaces keep pointers, signs and declarations out of it.
@@ -37,10 +42,16 @@ SWAPS = [
     (r'\bgrad_predictions\b', ['grad_targets']), (r'\bfinite\b', ['!finite']), (r'!(?=[a-zA-Z(])', ['']),
     (r'\blog\(', ['log1p(']), (r'\blog1p\(', ['log(']), (r'\bisfinite\(', ['!isfinite(']), (r'-(?=[A-Z]+\()', ['']),
 ]
+
 NUMBER = re.compile(r'(?<![\w.])(?:0x[0-9a-fA-F.]+p[+-]?\d+|\d+(?:\.\d+)?)f?(?![\w.])')
 STATEMENT = re.compile(r'^\s+(?!return\b|break\b|case\b|default\b|continue\b|goto\b|else\b|typedef\b|static\b|const\b)'
                        r'[\w\->.\[\]*&()+, ]+(?:\s[-+|&*]?=\s.*|\(.*\));\s*$')
 DECLARATION = re.compile(r'^\s+(?:[A-Za-z_]\w*(?:\(\w+\))?\s+)+\**\w+(?:\[.*\])?\s*=')
+
+
+def tests_for(path):
+    """Those that look at what the file computes."""
+    return HEAD_TESTS if re.search(r'product|linear|head|arguments', path) else KL_TESTS
 
 
 def without_comments(text):
@@ -86,13 +97,14 @@ class Build:
             self.flags += ['-iquote', 'src/' + name]
         sources = [os.path.join(folder, name) for folder in ('src/core', 'src/ops', 'src/ref')
                    for name in sorted(os.listdir(os.path.join(self.dir, folder))) if name.endswith('.c')]
-        sources += [name for name in ('src/cuda/absent.c', 'src/cpu/kl_plan.c', 'src/cpu/level_scalar.c')
-                    if os.path.exists(os.path.join(self.dir, name))]
+        sources += ['src/cuda/absent.c', 'src/cpu/level_scalar.c']
+        sources += ['src/cpu/' + name for name in sorted(os.listdir(os.path.join(self.dir, 'src/cpu')))
+                    if name.endswith('_plan.c')]
         if level == 'avx2':
             self.flags.append('-DONEPASS_HAVE_AVX2=1')
             sources.append('src/cpu/level_avx2.c')
         self.library = sources
-        self.others = ['tests/harness.c', 'tests/kl_cases.c'] + ['tests/%s.c' % name for name in TESTS]
+        self.others = HARNESS + ['tests/%s.c' % name for name in KL_TESTS + HEAD_TESTS]
         self.uses = {}  # source -> every file of ours it includes
 
     def object_of(self, source):
@@ -115,14 +127,14 @@ class Build:
             self.uses[source] = set(done.stdout.replace('\\\n', ' ').split()[1:])
 
     def link(self, test):
-        objects = [self.object_of(s) for s in self.library + self.others[:2]] + [self.object_of('tests/%s.c' % test)]
+        objects = [self.object_of(s) for s in self.library + HARNESS] + [self.object_of('tests/%s.c' % test)]
         done = subprocess.run(['gcc', *objects, '-lm', '-lpthread', '-o', test], cwd=self.dir, capture_output=True)
         return done.returncode == 0
 
-    def verdict(self):
+    def verdict(self, tests):
         """The name of what notices, or None."""
         environment = dict(os.environ, ONEPASS_TEST_QUICK='1', ONEPASS_TEST_SEED='1', ONEPASS_TEST_STOP='1')
-        for test in TESTS:
+        for test in tests:
             if not self.link(test):
                 return 'link'
             try:
@@ -145,7 +157,7 @@ class Build:
         try:
             with open(full, 'w') as file:
                 file.write('\n'.join(lines))
-            return 'compiler' if not all(self.compile(s) for s in affected) else self.verdict()
+            return 'compiler' if not all(self.compile(s) for s in affected) else self.verdict(tests_for(path))
         finally:
             with open(full, 'w') as file:
                 file.write(text)
@@ -176,7 +188,7 @@ def main():
     try:
         for build in builds:
             build.start()
-        if builds[0].verdict() is not None:
+        if builds[0].verdict(KL_TESTS + HEAD_TESTS) is not None:
             print('mutate: the tests fail without any mutation', file=sys.stderr)
             return 2
         return run(builds, mutants, files)

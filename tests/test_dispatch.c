@@ -47,47 +47,90 @@ static void test_list(void)
     }
 }
 
-static int in_list(onep_type type, onep_level level)
+/* Each operator's kernel of a level and type, all as one type of pointer, for comparing. */
+typedef void any_kernel(void);
+
+enum { KL, LINEAR, LINEAR_BACKWARD, HEAD, HEAD_BACKWARD, OPERATORS };
+static const char *const operator_names[OPERATORS] = {"kl", "linear", "linear_backward", "head", "head_backward"};
+
+static any_kernel *kernel_of(int operator_index, int level, int type)
+{
+    const onep_kernels *table = onep_kernels_of((onep_level)level);
+    switch (operator_index) {
+    case KL:
+        return (any_kernel *)table->kl[type];
+    case LINEAR:
+        return (any_kernel *)table->linear[type];
+    case LINEAR_BACKWARD:
+        return (any_kernel *)table->linear_backward[type];
+    case HEAD:
+        return (any_kernel *)table->head[type];
+    default:
+        return (any_kernel *)table->head_backward[type];
+    }
+}
+
+static int in_list(int operator_index, onep_type type, onep_level level)
 {
     size_t count = 0;
     const onep_kernel_line *list = onep_kernel_list(&count);
     for (size_t i = 0; i < count; i++)
-        if (list[i].type == type && list[i].level == level && strcmp(list[i].operator_name, "kl") == 0)
+        if (list[i].type == type && list[i].level == level &&
+            strcmp(list[i].operator_name, operator_names[operator_index]) == 0)
             return 1;
     return 0;
 }
 
-static void test_tables(void)
+static void test_table(int op)
 {
+    static any_kernel *const references[OPERATORS] = {
+        (any_kernel *)onep_kl_ref, (any_kernel *)onep_linear_ref, (any_kernel *)onep_linear_backward_ref,
+        (any_kernel *)onep_head_ref, (any_kernel *)onep_head_backward_ref};
     for (int level = 0; level < ONEP_LEVELS; level++)
         for (int type = 0; type < ONEP_FLOAT_TYPES; type++) {
-            test_context("table of level %s, %s", onep_level_name((onep_level)level), onep_type_name((onep_type)type));
-            onep_kl_kernel *kernel = onep_kernels_of((onep_level)level)->kl[type];
+            test_context("%s: table of level %s, %s", operator_names[op], onep_level_name((onep_level)level),
+                         onep_type_name((onep_type)type));
+            any_kernel *kernel = kernel_of(op, level, type);
             CHECK(kernel != NULL, "empty");
             if (level == ONEP_REF) {
-                CHECK(kernel == onep_kl_ref, "not the reference");
+                CHECK(kernel == references[op], "not the reference");
                 continue;
             }
-            onep_kl_kernel *lower = onep_kernels_of((onep_level)(level - 1))->kl[type];
-            if (in_list((onep_type)type, (onep_level)level))
-                CHECK(kernel != lower && kernel != onep_kl_ref, "the level's own kernel is not used");
+            any_kernel *lower = kernel_of(op, level - 1, type);
+            if (in_list(op, (onep_type)type, (onep_level)level))
+                CHECK(kernel != lower && kernel != references[op], "the level's own kernel is not used");
             else
                 CHECK(kernel == lower, "not the next lower level's");
         }
-    test_context("table of cuda"); /* its own kernels or none: the processor's cannot reach a GPU's memory */
+    test_context("%s: table of cuda", operator_names[op]); /* its own or none: the processor's cannot reach a GPU */
     for (int type = 0; type < ONEP_FLOAT_TYPES; type++) {
-        onep_kl_kernel *kernel = onep_kernels_of(ONEP_CUDA)->kl[type];
-        CHECK((kernel != NULL) == in_list((onep_type)type, ONEP_CUDA), "%s", onep_type_name((onep_type)type));
+        any_kernel *kernel = kernel_of(op, ONEP_CUDA, type);
+        CHECK((kernel != NULL) == in_list(op, (onep_type)type, ONEP_CUDA), "%s", onep_type_name((onep_type)type));
         for (int level = 0; level < ONEP_LEVELS; level++)
-            CHECK(kernel != onep_kernels_of((onep_level)level)->kl[type], "a kernel of level %s",
-                  onep_level_name((onep_level)level));
+            CHECK(kernel != kernel_of(op, level, type), "a kernel of level %s", onep_level_name((onep_level)level));
     }
-    test_context("kernels of one level");
+    /* A product's kernel is one for all types computed in fp32: it converts as it reads. */
+    test_context("%s: kernels of one level", operator_names[op]);
     for (int level = ONEP_SCALAR; level < ONEP_LEVELS; level++)
         for (int a = 0; a < ONEP_FLOAT_TYPES; a++)
             for (int b = 0; b < a; b++)
-                CHECK(onep_kernels_of((onep_level)level)->kl[a] != onep_kernels_of((onep_level)level)->kl[b],
-                      "level %s has one kernel for two types", onep_level_name((onep_level)level));
+                CHECK((kernel_of(op, level, a) == kernel_of(op, level, b)) == (op != KL && a != ONEP_F64),
+                      "level %s: %s and %s", onep_level_name((onep_level)level), onep_type_name((onep_type)a),
+                      onep_type_name((onep_type)b));
+}
+
+static void test_tables(void)
+{
+    size_t count = 0;
+    const onep_kernel_line *list = onep_kernel_list(&count);
+    for (size_t i = 0; i < count; i++) {
+        int op = 0;
+        while (op < OPERATORS && strcmp(operator_names[op], list[i].operator_name) != 0)
+            op++;
+        CHECK(op < OPERATORS, "%s is an operator this test does not know", list[i].operator_name);
+    }
+    for (int op = 0; op < OPERATORS; op++)
+        test_table(op);
 }
 
 static void test_levels(void)
@@ -97,7 +140,7 @@ static void test_levels(void)
     for (int level = 0; level < ONEP_LEVELS; level++) {
         const char *name = onep_level_name((onep_level)level);
         CHECK(onep_level_named(name) == (onep_level)level, "%s", name);
-        int built = in_list(ONEP_F32, (onep_level)level);
+        int built = in_list(KL, ONEP_F32, (onep_level)level);
         CHECK(!!onep_level_built((onep_level)level) == built, "%s: built", name);
         CHECK(!!onep_level_runs((onep_level)level) == (built && onep_cpu_has((onep_level)level)), "%s: runs", name);
         if (onep_level_runs((onep_level)level))
@@ -107,7 +150,7 @@ static void test_levels(void)
     CHECK((int)onep_best_level() == best, "best is %s", onep_level_name(onep_best_level()));
     CHECK(!onep_cpu_has(ONEP_LEVELS) && !onep_cpu_has(ONEP_CUDA), "a level beyond the last");
     CHECK(strcmp(onep_level_name(ONEP_CUDA), "cuda") == 0, "%s", onep_level_name(ONEP_CUDA));
-    CHECK(!!onep_level_built(ONEP_CUDA) == in_list(ONEP_F32, ONEP_CUDA), "cuda: built");
+    CHECK(!!onep_level_built(ONEP_CUDA) == in_list(KL, ONEP_F32, ONEP_CUDA), "cuda: built");
     CHECK(onep_level_built(ONEP_CUDA) || !onep_level_runs(ONEP_CUDA), "cuda: runs, but is not built");
 #if defined(__x86_64__)
     CHECK(!onep_cpu_has(ONEP_NEON), "NEON on x86");

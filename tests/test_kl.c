@@ -606,11 +606,6 @@ int main(void)
 {
     test_begin("test_kl");
     test_print_levels();
-    size_t lines = 0;
-    const onep_kernel_line *list = onep_kernel_list(&lines);
-    for (size_t i = 0; i < lines; i++)
-        CHECK(strcmp(list[i].operator_name, "kl") == 0, "%s is an operator this test does not know",
-              list[i].operator_name);
     test_random random = test_random_stream(0);
     test_classical_mistakes();
     test_equal_inputs(&random);

@@ -166,6 +166,7 @@ static void test_tables(void)
         {{6, 1, 1}, ONEP_NO_TYPE},  {{4, 32, 1}, ONEP_NO_TYPE},    {{4, 8, 1}, ONEP_NO_TYPE},
         {{3, 64, 1}, ONEP_NO_TYPE}, {{5, 64, 1}, ONEP_NO_TYPE},    {{5, 32, 1}, ONEP_NO_TYPE},
         {{10, 8, 1}, ONEP_NO_TYPE}, {{255, 255, 1}, ONEP_NO_TYPE}, {{0, 0, 0}, ONEP_NO_TYPE},
+        {ONEPASS_I64, ONEP_I64},    {{0, 64, 1}, ONEP_I64},        {{1, 64, 1}, ONEP_NO_TYPE},
     };
     for (size_t i = 0; i < sizeof codes / sizeof codes[0]; i++) {
         onep_type got = onep_type_of(codes[i].dtype);
@@ -176,8 +177,8 @@ static void test_tables(void)
     static const struct {
         size_t size;
         const char *name;
-    } facts[] = {{2, "float16"}, {2, "bfloat16"}, {4, "float32"}, {8, "float64"}, {1, "uint8"}};
-    for (int type = 0; type <= ONEP_BYTE; type++) {
+    } facts[] = {{2, "float16"}, {2, "bfloat16"}, {4, "float32"}, {8, "float64"}, {1, "uint8"}, {8, "int64"}};
+    for (int type = 0; type <= ONEP_I64; type++) {
         CHECK(onep_type_size((onep_type)type) == facts[type].size, "size of type %d", type);
         CHECK(strcmp(onep_type_name((onep_type)type), facts[type].name) == 0, "name of type %d", type);
     }

@@ -5,8 +5,10 @@
 #define _POSIX_C_SOURCE 200809L
 #include <math.h>
 #include <stdio.h>
+#include <string.h>
 
 #include "bench_cuda.h"
+#include "bench_head.h"
 #include "commands.h"
 #include "device_memory.h"
 #include "json.h"
@@ -196,6 +198,8 @@ static int run(bench_job *job)
 
 int command_bench(const parsed_options *options)
 {
+    if (strcmp(options_text(options, "OPERATOR"), "kl") != 0)
+        return bench_head(options);
     bench_job job = {.options = options};
     int code = run(&job);
     measure_release(job.works, WORKS);

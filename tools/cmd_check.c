@@ -1,5 +1,6 @@
 /*
- * onepass check: every vector level this machine runs against the plain C reference, case by case: types, forms,
+ * onepass check: every vector level this machine runs against the plain C reference; linear and head in check_head.c,
+ * KL divergence here, case by case: types, forms,
  * reductions, semantics, weights, masks, upstream gradients, shapes with tails, layouts, special values. Both compute
  * the same inputs into outputs of the same type; a case is a number, so a failure can be repeated from seed and number.
  */
@@ -11,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "check_head.h"
 #include "commands.h"
 #include "device_memory.h"
 #include "json.h"
@@ -342,7 +344,7 @@ typedef struct check_job {
     onepass_handle *handles[CHECK_LEVELS]; /* NULL: does not run here, or was not asked for */
     uint64_t seed;
     int64_t cases; /* of one line */
-    bool json;
+    bool json, quick;
     int64_t failures;
 } check_job;
 
@@ -414,6 +416,50 @@ static onepass_status check_pair(check_job *job, json_writer *json, int pair)
     return ONEPASS_OK;
 }
 
+static void print_head_line(const check_job *job, json_writer *json, const head_check *line)
+{
+    if (!job->json) {
+        printf("%-8s %-6s %-4s %7" PRId64 " cases   worst %.2f units   %s\n", line->level, line->operator_name,
+               element_infos[line->type].name, line->cases, line->worst, line->failures ? "FAILED" : "ok");
+        return;
+    }
+    json_open(json, NULL, '{');
+    json_string(json, "level", line->level);
+    json_string(json, "operator", line->operator_name);
+    json_string(json, "dtype", element_infos[line->type].name);
+    json_integer(json, "cases", line->cases);
+    json_number(json, "worst_units", line->worst);
+    json_integer(json, "failures", line->failures);
+    if (line->failures)
+        json_string(json, "first_failure", line->first);
+    json_close(json, '}');
+}
+
+/* Linear and head at every level of the processor; a GPU has no kernels for them. */
+static onepass_status check_layers(check_job *job, json_writer *json)
+{
+    onepass_status status = ONEPASS_OK;
+    for (int head = 0; head < 2; head++)
+        for (int type = 0; type < ELEMENT_FLOATS; type++)
+            for (int level = ONEP_SCALAR; level < ONEP_LEVELS && status == ONEPASS_OK; level++) {
+                if (!job->handles[level])
+                    continue;
+                head_check line = {
+                    .operator_name = head ? "head" : "linear",
+                    .level = onep_level_name((onep_level)level),
+                    .type = (element_type)type,
+                };
+                status = check_head(&line, job->handles[ONEP_REF], job->handles[level], head, job->seed, job->quick,
+                                    most_units);
+                job->failures += line.failures;
+                progress_wipe();
+                print_head_line(job, json, &line);
+                if (line.failures)
+                    message_error(EXIT_CHECK, "%s", line.first);
+            }
+    return status;
+}
+
 static int check_all(check_job *job)
 {
     json_writer json = {0};
@@ -433,6 +479,9 @@ static int check_all(check_job *job)
         if (status != ONEPASS_OK)
             return message_library_error(status);
     }
+    onepass_status status = check_layers(job, &json);
+    if (status != ONEPASS_OK)
+        return message_library_error(status);
     if (job->json) {
         json_close(&json, ']');
         json_boolean(&json, "passed", job->failures == 0);
@@ -469,6 +518,7 @@ int command_check(const parsed_options *options)
         .seed = random_seed(options),
         .cases = (int64_t)2 * 2 * 2 * 6 * LAYOUTS * PATTERNS * shape_count,
         .json = options_given(options, "json"),
+        .quick = options_given(options, "quick"),
     };
     if (!job.memory)
         return message_error(EXIT_INPUT, "no memory for %zu bytes", sizeof *job.memory);

@@ -1,5 +1,6 @@
 /* onepass info: what this build holds and what this machine can run of it. Computes nothing. */
 #include <stdio.h>
+#include <string.h>
 
 #include "commands.h"
 #include "device.h"
@@ -8,7 +9,7 @@
 #include "kernels.h"
 #include "message.h"
 
-#define NO_BLAS "none: no operator of this version needs one"
+#define NO_BLAS "none found; matrices are multiplied by the library's own product"
 
 /* Two lists of levels: those built in, and of these the ones that run here. */
 static void print_levels(json_writer *json, const char *name, int (*holds)(onep_level))
@@ -80,7 +81,12 @@ static void print_devices(void)
     }
 }
 
-static void print_json(const onepass_handle *handle)
+static bool has_blas(onepass_handle *handle)
+{
+    return strcmp(onepass_blas(handle), "none") != 0;
+}
+
+static void print_json(onepass_handle *handle)
 {
     json_writer json = json_begin(stdout, "info");
     json_string(&json, "version", onepass_version());
@@ -88,20 +94,24 @@ static void print_json(const onepass_handle *handle)
     print_levels(&json, "levels_built", onep_level_built);
     print_levels(&json, "levels_usable", onep_level_runs);
     json_integer(&json, "cores", onepass_threads(handle));
-    json_null(&json, "blas");
-    json_string(&json, "blas_text", NO_BLAS);
+    if (has_blas(handle)) {
+        json_string(&json, "blas", onepass_blas(handle));
+    } else {
+        json_null(&json, "blas");
+        json_string(&json, "blas_text", NO_BLAS);
+    }
     print_devices_json(&json);
     json_end(&json);
 }
 
-static void print_text(const onepass_handle *handle)
+static void print_text(onepass_handle *handle)
 {
     printf("%-16s %s\n", "onepass", onepass_version());
     printf("%-16s %s\n", "vector level", onepass_isa(handle));
     print_levels(NULL, "levels built in", onep_level_built);
     print_levels(NULL, "levels usable", onep_level_runs);
     printf("%-16s %d\n", "cores usable", (int)onepass_threads(handle));
-    printf("%-16s %s\n", "BLAS", NO_BLAS);
+    printf("%-16s %s\n", "BLAS", has_blas(handle) ? onepass_blas(handle) : NO_BLAS);
     print_devices();
 }
 

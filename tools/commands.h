@@ -5,6 +5,8 @@
 #include "options.h"
 
 int command_kl(const parsed_options *options);
+int command_head(const parsed_options *options);
+int command_linear(const parsed_options *options);
 int command_info(const parsed_options *options);
 int command_check(const parsed_options *options);
 int command_bench(const parsed_options *options);

@@ -17,8 +17,10 @@
 #endif
 
 static int (*const functions[COMMANDS])(const parsed_options *) = {
-    [COMMAND_KL] = command_kl,       [COMMAND_INFO] = command_info, [COMMAND_CHECK] = command_check,
-    [COMMAND_BENCH] = command_bench, [COMMAND_DEMO] = command_demo, [COMMAND_COMPLETION] = command_completion,
+    [COMMAND_KL] = command_kl,         [COMMAND_HEAD] = command_head,
+    [COMMAND_LINEAR] = command_linear, [COMMAND_INFO] = command_info,
+    [COMMAND_CHECK] = command_check,   [COMMAND_BENCH] = command_bench,
+    [COMMAND_DEMO] = command_demo,     [COMMAND_COMPLETION] = command_completion,
     [COMMAND_MAN] = command_man,
 };
 
@@ -28,7 +30,9 @@ static int print_version(void)
     onepass_status status = onepass_create(NULL, &handle);
     if (status != ONEPASS_OK)
         return message_library_error(status);
-    printf("onepass %s (%s, no BLAS, %s)\n", onepass_version(), onepass_isa(handle), CUDA_WORDS);
+    const char *blas = onepass_blas(handle);
+    printf("onepass %s (%s, %s, %s)\n", onepass_version(), onepass_isa(handle),
+           strcmp(blas, "none") == 0 ? "no BLAS" : blas, CUDA_WORDS);
     onepass_destroy(handle);
     return EXIT_FINE;
 }

@@ -363,7 +363,8 @@ double measure_share(const timed_work *works, int index)
 
 void measure_print_table(const timed_work *works, int count, const double *errors)
 {
-    printf("%-20s %10s %10s %10s %9s %7s", "work", "ms", "q20", "q80", "GB/s", "share");
+    printf("%-20s %10s %10s %10s %9s %7s", "work", "ms", "q20", "q80", works[0].counts_flops ? "GFLOP/s" : "GB/s",
+           "share");
     puts(errors ? "      error" : "");
     for (int i = 0; i < count; i++) {
         const timed_work *work = &works[i];
@@ -385,8 +386,8 @@ void measure_print_json(json_writer *json, const timed_work *works, int index, d
     json_number(json, "ms", 1e3 * median);
     json_number(json, "ms_q20", 1e3 * measure_quantile(work, 0.2));
     json_number(json, "ms_q80", 1e3 * measure_quantile(work, 0.8));
-    json_number(json, "gb_per_s", 1e-9 * work->bytes / median);
-    json_number(json, "bytes", work->bytes);
+    json_number(json, work->counts_flops ? "gflop_per_s" : "gb_per_s", 1e-9 * work->bytes / median);
+    json_number(json, work->counts_flops ? "flops" : "bytes", work->bytes);
     json_integer(json, "rounds", work->rounds);
     json_integer(json, "repeats", work->repeats);
     json_string(json, "floor", works[work->floor].name);

@@ -50,11 +50,12 @@ typedef struct timed_work {
     void (*prepare)(void *context); /* before each sample, not timed; NULL: nothing */
     void (*run)(void *context, int repeats);
     void *context;
-    double bytes;    /* read and written by one run */
+    double bytes;    /* read and written by one run; or its floating-point operations, ... */
     int floor;       /* index of the plain loop it is compared with; its own if it is one */
     int repeats;     /* runs in one sample: short work is repeated */
     double *samples; /* seconds of one run, a round each */
     int rounds;
+    bool counts_flops; /* ... if this is set */
 } timed_work;
 
 /*

@@ -14,21 +14,33 @@ const command_spec command_specs[COMMANDS] = {
          "Computes KL(targets || predictions), the sum of t (log t - log p), over the last dimension of two arrays "
          "of the same shape. A scalar is printed; an array goes to -o. Gradients are written on request, in the "
          "same pass over the inputs. An existing file is replaced only when everything has succeeded."},
+    [COMMAND_HEAD] =
+        {"head", "linear, batch normalisation, scale and softmax of .npy files",
+         "Computes softmax(S (gamma (y - mean) / sqrt(var + eps) + beta)) over the last dimension, with y = X W^T + "
+         "bias. Without --train mean and var are the running statistics; with it they are those of the batch, and "
+         "the running statistics are updated as a PyTorch BatchNorm1d updates them. An existing file is replaced "
+         "only when everything has succeeded."},
+    [COMMAND_LINEAR] =
+        {"linear", "X W^T + bias of .npy files",
+         "Computes X W^T + bias over the last dimension of X. An existing file is replaced only when everything has "
+         "succeeded."},
     [COMMAND_INFO] =
         {"info", "version, vector levels, cores and devices",
          "Prints what this build holds and what this machine can run of it; with --device cuda, whether that GPU "
          "can be used."},
     [COMMAND_CHECK] =
         {"check", "every kernel against the reference, on this machine",
-         "Runs every vector level this machine has, or a GPU, against the plain C reference, over types, forms, "
-         "reductions, semantics, gradients, tails, strides and special values. Prints one line for each level "
-         "and type. Exits with 1 if a result is too far away."},
+         "Runs every vector level this machine has, or a GPU, against the plain C reference: KL divergence over types, "
+         "forms, reductions, semantics, gradients, tails, strides and special values; on the CPU also linear and head, "
+         "both modes and gradients. Prints one line for each level and type. Exits with 1 if a result is too far "
+         "away."},
     [COMMAND_BENCH] =
         {"bench", "time and share of the memory bandwidth",
          "Measures an operator and, in turn with it, a plain read of the same bytes (and, beside the gradient, "
-         "a read of both inputs with one write). Prints median, 20% and 80% quantiles in milliseconds, GB/s, "
-         "the share of the plain loop's speed, and the error against the reference. On a GPU the arrays lie there, "
-         "256 MB are written before each run to empty its cache, and the plain loop only reads."},
+         "a read of both inputs with one write); for linear and head, the matrix product alone, by BLAS with as many "
+         "threads if there is one. Prints median, 20% and 80% quantiles in milliseconds, GB/s (GFLOP/s), the share of "
+         "the plain loop's speed, and the error against the reference (for linear and head: against the same in f64). "
+         "On a GPU the arrays lie there, 256 MB are written before each run to empty its cache, and the plain loop only reads."},
     [COMMAND_DEMO] =
         {"demo", "the main job from end to end, checked",
          "Makes 4096 x 4096 fp32 predictions and targets, computes divergence and gradient, compares both with "
@@ -39,6 +51,8 @@ const command_spec command_specs[COMMANDS] = {
 };
 
 #define KL         (1u << COMMAND_KL)
+#define HEAD       (1u << COMMAND_HEAD)
+#define LINEAR     (1u << COMMAND_LINEAR)
 #define INFO       (1u << COMMAND_INFO)
 #define CHECK      (1u << COMMAND_CHECK)
 #define BENCH      (1u << COMMAND_BENCH)
@@ -49,7 +63,10 @@ const command_spec command_specs[COMMANDS] = {
 const option_spec option_specs[] = {
     {KL, "PRED.npy", "Predictions: f2, f4, f8 or bf16 (V2); - is stdin.", .kind = OPTION_FILE, .positional = true},
     {KL, "TARGET.npy", "Targets, of the same shape; - is stdin.", .kind = OPTION_FILE, .positional = true},
-    {BENCH, "OPERATOR", "What to measure.", .kind = OPTION_CHOICE, .positional = true, .choices = "kl"},
+    {HEAD | LINEAR, "X.npy", "Inputs, (B, K): f2, f4, f8 or bf16 (V2); linear takes (..., K); - is stdin.",
+     .kind = OPTION_FILE, .positional = true},
+    {LINEAR, "W.npy", "Weights, (N, K); - is stdin.", .kind = OPTION_FILE, .positional = true},
+    {BENCH, "OPERATOR", "What to measure.", .kind = OPTION_CHOICE, .positional = true, .choices = "kl|head|linear"},
     {COMPLETION, "SHELL", "Which shell the script is for.", .kind = OPTION_CHOICE, .positional = true,
      .choices = "bash|zsh|fish"},
 
@@ -75,10 +92,39 @@ const option_spec option_specs[] = {
     {KL, "output", "Writes the value: f4, or f8 if an input is f8. Required with rows and none; - is stdout.",
      .kind = OPTION_FILE, .letter = 'o', .argument = "OUT.npy"},
 
+    {HEAD, "weight", "Weights, (N, K); required.", .kind = OPTION_FILE, .argument = "W.npy"},
+    {HEAD | LINEAR, "bias", "Bias of the linear layer, (N,); otherwise 0.", .kind = OPTION_FILE, .argument = "B.npy"},
+    {HEAD, "gamma", "Weight of the normalisation, (N,); otherwise 1.", .kind = OPTION_FILE, .argument = "G.npy"},
+    {HEAD, "beta", "Bias of the normalisation, (N,); otherwise 0.", .kind = OPTION_FILE, .argument = "E.npy"},
+    {HEAD, "scale", "A number, or an array of one or (N,); otherwise 1.", .kind = OPTION_FILE,
+     .argument = "NUMBER|S.npy"},
+    {HEAD, "running-mean", "Running mean, (N,); required without --train.", .kind = OPTION_FILE, .argument = "M.npy"},
+    {HEAD, "running-var", "Running variance, (N,); required without --train.", .kind = OPTION_FILE,
+     .argument = "V.npy"},
+    {HEAD, "eps", "Added to the variance.", .kind = OPTION_REAL, .argument = "X", .fallback = "1e-5", .low = 0,
+     .high = HUGE_VAL},
+    {HEAD, "train", "Normalises with the batch's own mean and variance.", .kind = OPTION_FLAG},
+    {HEAD, "momentum", "Weight of this batch in the running statistics; none: the average of all batches.",
+     .kind = OPTION_TEXT, .argument = "X|none", .fallback = "0.1"},
+    {HEAD, "batches", "With --momentum none: batches before this one.", .kind = OPTION_INTEGER, .argument = "N",
+     .fallback = "0", .low = 0, .high = 9007199254740991},
+    {HEAD, "running-mean-out",
+     "With --train: writes the running mean after this batch; without --running-mean it began with 0.",
+     .kind = OPTION_FILE, .argument = "M.npy"},
+    {HEAD, "running-var-out",
+     "With --train: writes the running variance after this batch; without --running-var it began with 1.",
+     .kind = OPTION_FILE, .argument = "V.npy"},
+    {HEAD | LINEAR, "dtype", "Type of the result; otherwise that of X and W, f32 if they differ and neither is f64.",
+     .kind = OPTION_CHOICE, .choices = "f16|bf16|f32|f64"},
+    {HEAD | LINEAR, "output", "Writes the result; required; - is stdout.", .kind = OPTION_FILE, .letter = 'o',
+     .argument = "OUT.npy"},
+
     {BENCH, "rows", "Rows.", .kind = OPTION_INTEGER, .argument = "R", .fallback = "4096", .low = 1,
      .high = 1099511627776},
     {BENCH, "cols", "Columns.", .kind = OPTION_INTEGER, .argument = "C", .fallback = "4096", .low = 1,
      .high = 1099511627776},
+    {BENCH, "depth", "Columns of the inputs of head and linear.", .kind = OPTION_INTEGER, .argument = "K",
+     .fallback = "2048", .low = 1, .high = 1099511627776},
     {BENCH, "dtype", "Type of both inputs.", .kind = OPTION_CHOICE, .choices = "f16|bf16|f32|f64", .fallback = "f32"},
     {BENCH, "grad", "Only forward with gradient to the predictions; otherwise that and forward alone.",
      .kind = OPTION_FLAG},
@@ -89,11 +135,13 @@ const option_spec option_specs[] = {
     {CHECK, "quick", "Fewer shapes.", .kind = OPTION_FLAG},
     {CHECK | BENCH | DEMO, "seed", "Seed of the random inputs; otherwise taken from the clock.", .kind = OPTION_INTEGER,
      .argument = "N", .low = 0, .high = 9007199254740991},
-    {KL | BENCH | DEMO, "threads", "Threads; otherwise every core the process may use. Results do not depend on it.",
-     .kind = OPTION_INTEGER, .argument = "N", .low = 1, .high = 4096},
+    {KL | HEAD | LINEAR | BENCH | DEMO, "threads",
+     "Threads; otherwise every core the process may use. Results do not depend on it.", .kind = OPTION_INTEGER,
+     .argument = "N", .low = 1, .high = 4096},
 
-    {KL | INFO | CHECK | BENCH, "device", "The CPU, or the GPU of that number; exit code 4 if it is not there.",
-     .kind = OPTION_TEXT, .argument = "cpu|cuda[:N]", .fallback = "cpu"},
+    {KL | HEAD | LINEAR | INFO | CHECK | BENCH, "device",
+     "The CPU, or the GPU of that number; exit code 4 if it is not there.", .kind = OPTION_TEXT,
+     .argument = "cpu|cuda[:N]", .fallback = "cpu"},
 
     {EVERY, "json", "Prints one JSON object instead.", .kind = OPTION_FLAG},
     {EVERY, "quiet", "No progress bar.", .kind = OPTION_FLAG, .letter = 'q'},

@@ -12,6 +12,8 @@
 
 typedef enum command_id {
     COMMAND_KL,
+    COMMAND_HEAD,
+    COMMAND_LINEAR,
     COMMAND_INFO,
     COMMAND_CHECK,
     COMMAND_BENCH,
@@ -49,7 +51,7 @@ typedef struct option_spec {
     double low, high;     /* range of a number, both ends included */
 } option_spec;
 
-enum { OPTIONS = 40 /* room for the table; a static assertion holds it to that */ };
+enum { OPTIONS = 60 /* room for the table; a static assertion holds it to that */ };
 
 extern const command_spec command_specs[COMMANDS];
 extern const option_spec option_specs[];

@@ -51,6 +51,10 @@ static onepass_status check_for_cuda(const onepass_config *config)
     if (config->device.id < 0)
         return onep_fail(ONEPASS_INVALID_ARGUMENT, "create: config.device: cuda:%d; the id must not be negative",
                          (int)config->device.id);
+    if ((uint32_t)config->fp32_products > ONEPASS_FP32_TF32)
+        return onep_fail(ONEPASS_INVALID_ARGUMENT,
+                         "create: config.fp32_products: %d; it must be one of onepass_fp32_products",
+                         (int)config->fp32_products);
     if ((config->trust_addresses & ~1) != 0)
         return onep_fail(ONEPASS_INVALID_ARGUMENT, "create: config.trust_addresses: %d; it must be 0 or 1",
                          (int)config->trust_addresses);
@@ -66,6 +70,10 @@ static onepass_status check_for_cuda(const onepass_config *config)
         return onep_fail(ONEPASS_INVALID_ARGUMENT,
                          "create: config.progress: given; a call on a CUDA device does not wait for its work, it must "
                          "be NULL");
+    if (config->blas)
+        return onep_fail(ONEPASS_INVALID_ARGUMENT,
+                         "create: config.blas: \"%.32s\"; it is for the CPU, with a CUDA device it must be NULL",
+                         config->blas);
     return ONEPASS_OK;
 }
 
@@ -74,6 +82,10 @@ static onepass_status check_for_cpu(const onepass_config *config)
     if (config->stream)
         return onep_fail(ONEPASS_INVALID_ARGUMENT, "create: config.stream: %p; the CPU has no streams, it must be NULL",
                          config->stream);
+    if (config->fp32_products)
+        return onep_fail(ONEPASS_INVALID_ARGUMENT,
+                         "create: config.fp32_products: %d; it is for CUDA devices, with the CPU it must be 0",
+                         (int)config->fp32_products);
     if (config->trust_addresses)
         return onep_fail(ONEPASS_INVALID_ARGUMENT,
                          "create: config.trust_addresses: %d; it is for CUDA devices, with the CPU it must be 0",
@@ -94,11 +106,14 @@ static onepass_status fill(onepass_handle *handle, const onepass_config *config)
         status = onep_cuda_create(config->device.id, config->stream, config->trust_addresses, &handle->cuda);
     } else if (status == ONEPASS_OK) {
         status = choose_level(config->isa, &handle->level);
+        if (status == ONEPASS_OK)
+            status = onep_blas_choose(config->blas, &handle->blas);
         handle->threads = config->threads ? config->threads : usable_cores();
     }
     if (status != ONEPASS_OK)
         return status;
     handle->device = config->device;
+    handle->fp32_products = (onepass_fp32_products)config->fp32_products;
     handle->kernels = onep_kernels_of(handle->level);
     handle->progress = config->progress;
     handle->progress_context = config->progress_context;
@@ -151,6 +166,12 @@ const char *onepass_isa(const onepass_handle *handle)
 int32_t onepass_threads(const onepass_handle *handle)
 {
     return handle ? handle->threads : 0;
+}
+
+const char *onepass_blas(onepass_handle *handle)
+{
+    const onep_blas *blas = handle && !handle->cuda && handle->level != ONEP_REF ? onep_blas_of(handle->blas) : NULL;
+    return !handle ? "" : blas ? blas->name : "none";
 }
 
 int32_t onepass_is_capturing(const onepass_handle *handle)

@@ -10,6 +10,10 @@
 typedef struct entry {
     onep_kernel_line line;
     onep_kl_kernel *kl;
+    onep_linear_kernel *linear;
+    onep_linear_backward_kernel *linear_backward;
+    onep_head_kernel *head;
+    onep_head_backward_kernel *head_backward;
 } entry;
 
 static const entry entries[] = {
@@ -33,12 +37,22 @@ static pthread_once_t once = PTHREAD_ONCE_INIT;
 static void fill_tables(void)
 {
     for (int i = 0; i < ENTRIES; i++) {
-        lines[i] = entries[i].line;
-        int first = (int)entries[i].line.level;
+        const entry *e = &entries[i];
+        lines[i] = e->line;
+        int first = (int)e->line.level;
         int last = first < ONEP_LEVELS ? ONEP_LEVELS - 1 : first;
-        for (int level = first; level <= last; level++)
-            if (entries[i].kl)
-                tables[level].kl[entries[i].line.type] = entries[i].kl;
+        for (int level = first; level <= last; level++) {
+            if (e->kl)
+                tables[level].kl[e->line.type] = e->kl;
+            if (e->linear)
+                tables[level].linear[e->line.type] = e->linear;
+            if (e->linear_backward)
+                tables[level].linear_backward[e->line.type] = e->linear_backward;
+            if (e->head)
+                tables[level].head[e->line.type] = e->head;
+            if (e->head_backward)
+                tables[level].head_backward[e->line.type] = e->head_backward;
+        }
     }
 }
 

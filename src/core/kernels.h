@@ -5,7 +5,9 @@
 #ifndef ONEP_KERNELS_H
 #define ONEP_KERNELS_H
 
+#include "head.h"
 #include "kl.h"
+#include "linear.h"
 
 typedef enum onep_level {
     ONEP_REF,    /* plain C, double arithmetic, libm: the definition */
@@ -19,6 +21,12 @@ typedef enum onep_level {
 
 /* A kernel computes a whole, checked problem on the handle's device. It may fail, but no longer refuse. */
 typedef onepass_status onep_kl_kernel(const onepass_handle *handle, const onep_kl_problem *problem);
+typedef onepass_status onep_linear_kernel(const onepass_handle *handle, const onep_linear_problem *problem);
+typedef onepass_status onep_linear_backward_kernel(const onepass_handle *handle,
+                                                   const onep_linear_backward_problem *problem);
+typedef onepass_status onep_head_kernel(const onepass_handle *handle, const onep_head_problem *problem);
+typedef onepass_status onep_head_backward_kernel(const onepass_handle *handle,
+                                                 const onep_head_backward_problem *problem);
 
 #define KERNEL(operator_name, type, level, function) onep_##operator_name##_kernel function;
 #include "kernels.def"
@@ -26,6 +34,10 @@ typedef onepass_status onep_kl_kernel(const onepass_handle *handle, const onep_k
 
 typedef struct onep_kernels {
     onep_kl_kernel *kl[ONEP_FLOAT_TYPES];
+    onep_linear_kernel *linear[ONEP_FLOAT_TYPES];
+    onep_linear_backward_kernel *linear_backward[ONEP_FLOAT_TYPES];
+    onep_head_kernel *head[ONEP_FLOAT_TYPES];
+    onep_head_backward_kernel *head_backward[ONEP_FLOAT_TYPES];
 } onep_kernels;
 
 /* The table of a level: its own kernels where it has them, lower levels' elsewhere. ONEP_CUDA has its own alone. */

@@ -37,16 +37,15 @@ int64_t onep_elements(const onepass_tensor *tensor)
     return count;
 }
 
-/* "[2, 3]" into text; a long shape ends in "...". */
-static const char *shape_text(const onepass_tensor *tensor, char *text, size_t size)
+const char *onep_shape_text(int ndim, const int64_t *shape, char *text, size_t size)
 {
     size_t used = (size_t)snprintf(text, size, "[");
-    for (int d = 0; d < tensor->ndim; d++) {
+    for (int d = 0; d < ndim; d++) {
         if (used + 32 > size) {
             used += (size_t)snprintf(text + used, size - used, ", ...");
             break;
         }
-        used += (size_t)snprintf(text + used, size - used, "%s%" PRId64, d ? ", " : "", tensor->shape[d]);
+        used += (size_t)snprintf(text + used, size - used, "%s%" PRId64, d ? ", " : "", shape[d]);
     }
     snprintf(text + used, size - used, "]");
     return text;
@@ -132,8 +131,8 @@ onepass_status onep_shape_check(const char *operator_name, const char *argument,
     char got[160];
     char expected[160];
     return onep_fail(ONEPASS_INVALID_ARGUMENT, "%s: %s: shape %s does not fit predictions %s; %s", operator_name,
-                     argument, shape_text(tensor, got, sizeof got), shape_text(of, expected, sizeof expected),
-                     rules[kind]);
+                     argument, onep_shape_text(tensor->ndim, tensor->shape, got, sizeof got),
+                     onep_shape_text(of->ndim, of->shape, expected, sizeof expected), rules[kind]);
 }
 
 /* ---- memory overlap ---------------------------------------------------------------------------------------------- */

@@ -55,6 +55,9 @@ onepass_status onep_writable_check(const char *operator_name, const char *argume
 onepass_status onep_overlap_check(const char *operator_name, const char *output_name, const onepass_tensor *output,
                                   const char *other_name, const onepass_tensor *other, int same_allowed);
 
+/* "[2, 3]" into text; a long shape ends in "...". Returns text. */
+const char *onep_shape_text(int ndim, const int64_t *shape, char *text, size_t size);
+
 /* Number of elements of a checked tensor. */
 int64_t onep_elements(const onepass_tensor *tensor);
 

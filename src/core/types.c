@@ -8,8 +8,9 @@ static const struct {
     size_t size;
     const char *name;
 } type_table[] = {
-    [ONEP_F16] = {2, "float16"}, [ONEP_BF16] = {2, "bfloat16"}, [ONEP_F32] = {4, "float32"},
-    [ONEP_F64] = {8, "float64"}, [ONEP_BYTE] = {1, "uint8"},    [ONEP_NO_TYPE] = {0, "unknown"},
+    [ONEP_F16] = {2, "float16"},     [ONEP_BF16] = {2, "bfloat16"}, [ONEP_F32] = {4, "float32"},
+    [ONEP_F64] = {8, "float64"},     [ONEP_BYTE] = {1, "uint8"},    [ONEP_I64] = {8, "int64"},
+    [ONEP_NO_TYPE] = {0, "unknown"},
 };
 
 onep_type onep_type_of(onepass_dtype dtype)
@@ -21,6 +22,8 @@ onep_type onep_type_of(onepass_dtype dtype)
         return dtype.bits == 16 ? ONEP_F16 : dtype.bits == 32 ? ONEP_F32 : dtype.bits == 64 ? ONEP_F64 : ONEP_NO_TYPE;
     case ONEPASS_BFLOAT:
         return dtype.bits == 16 ? ONEP_BF16 : ONEP_NO_TYPE;
+    case ONEPASS_INT:
+        return dtype.bits == 64 ? ONEP_I64 : ONEP_NO_TYPE;
     case ONEPASS_UINT:
     case ONEPASS_BOOL:
         return dtype.bits == 8 ? ONEP_BYTE : ONEP_NO_TYPE;

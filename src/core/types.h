@@ -1,6 +1,7 @@
 /*
- * Element types: the four the operators compute on, and the bytes a mask is made of. This file, the
- * loads and stores of src/cpu/vec_*.h and src/cuda/elem.cuh are the only places that know how half types are laid out.
+ * Element types: the four the operators compute on, the bytes a mask is made of, and what counts batches. This file,
+ * the loads and stores of src/cpu/vec_*.h and src/cuda/elem.cuh are the only places that know how half types are laid
+ * out.
  */
 #ifndef ONEP_TYPES_H
 #define ONEP_TYPES_H
@@ -14,10 +15,11 @@ typedef enum onep_type {
     ONEP_F64,
     ONEP_FLOAT_TYPES, /* those above are the floating-point ones */
     ONEP_BYTE = ONEP_FLOAT_TYPES,
+    ONEP_I64,
     ONEP_NO_TYPE,
 } onep_type;
 
-/* ONEP_NO_TYPE for anything the library does not read: integers, complex numbers, vectors, 8-bit floats. */
+/* ONEP_NO_TYPE for anything the library does not read: other integers, complex numbers, vectors, 8-bit floats. */
 onep_type onep_type_of(onepass_dtype dtype);
 
 size_t onep_type_size(onep_type type);

@@ -29,11 +29,16 @@
  *   vf  vf_exponent_times(vfi k, float c)    k holds e in the exponent field's place (e * 2^23; vd: e * 2^52): e * c,
  *                                            rounded once, for a constant c
  *
+ *   void vf_transpose(vf *rows)              VF_LANES vectors as a square matrix, rows and columns exchanged
+ *
+ * V_REGISTERS is how many vectors the registers hold, 16 or 32: the tile of the matrix product depends on it.
+ *
  * Sums are kept in double, whatever the family, in a vf_acc of as many double lanes as vf has floats:
  *
  *   vf_acc vf_acc_zero(void)
  *   vf_acc vf_acc_add(acc, x)                adds each lane
  *   double vf_acc_sum(acc)                   the lanes in a fixed order
+ *   void vf_acc_store(double *, acc)         each lane by itself, VF_LANES of them
  *
  * The v_ names below choose the family by the type of the first argument. C++ has overloaded functions for that:
  * whoever includes this file in C++ defines the v_ names so (python/onepass/export does).
@@ -78,6 +83,7 @@
 #define V_PICK_ACC(name, acc)  _Generic((acc), vf_acc : vf_acc_##name, vd_acc : vd_acc_##name)
 #define v_acc_add(acc, x)      V_PICK_ACC(add, acc)(acc, x)
 #define v_acc_sum(acc)         V_PICK_ACC(sum, acc)(acc)
+#define v_acc_store(to, acc)   V_PICK_ACC(store, acc)(to, acc)
 #endif
 
 #endif

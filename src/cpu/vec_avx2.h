@@ -6,7 +6,7 @@
 
 #include "vec.h"
 
-enum { VF_LANES = 8, VD_LANES = 4 };
+enum { VF_LANES = 8, VD_LANES = 4, V_REGISTERS = 16 };
 
 typedef __m256 vf;
 typedef __m256d vd;
@@ -271,6 +271,47 @@ V_INLINE double vd_acc_sum(vd_acc acc)
 V_INLINE double vf_acc_sum(vf_acc acc)
 {
     return vd_acc_sum((vd_acc){_mm256_add_pd(acc.low, acc.high)});
+}
+V_INLINE void vd_acc_store(double *to, vd_acc acc)
+{
+    _mm256_storeu_pd(to, acc.sum);
+}
+V_INLINE void vf_acc_store(double *to, vf_acc acc)
+{
+    _mm256_storeu_pd(to, acc.low);
+    _mm256_storeu_pd(to + 4, acc.high);
+}
+
+/* Pairs, then fours: u[4 g + c] holds, in its 128-bit part p, column 4 p + c of rows 4 g to 4 g + 3. */
+V_INLINE void vf_transpose(vf *rows)
+{
+    vf t[8], u[8];
+    for (int i = 0; i < 8; i += 2) {
+        t[i] = _mm256_unpacklo_ps(rows[i], rows[i + 1]);
+        t[i + 1] = _mm256_unpackhi_ps(rows[i], rows[i + 1]);
+    }
+    for (int i = 0; i < 8; i += 4) {
+        u[i] = _mm256_shuffle_ps(t[i], t[i + 2], 0x44);
+        u[i + 1] = _mm256_shuffle_ps(t[i], t[i + 2], 0xee);
+        u[i + 2] = _mm256_shuffle_ps(t[i + 1], t[i + 3], 0x44);
+        u[i + 3] = _mm256_shuffle_ps(t[i + 1], t[i + 3], 0xee);
+    }
+    for (int c = 0; c < 4; c++) {
+        rows[c] = _mm256_permute2f128_ps(u[c], u[4 + c], 0x20);
+        rows[4 + c] = _mm256_permute2f128_ps(u[c], u[4 + c], 0x31);
+    }
+}
+V_INLINE void vd_transpose(vd *rows)
+{
+    vd t[4];
+    for (int i = 0; i < 4; i += 2) {
+        t[i] = _mm256_unpacklo_pd(rows[i], rows[i + 1]);
+        t[i + 1] = _mm256_unpackhi_pd(rows[i], rows[i + 1]);
+    }
+    for (int c = 0; c < 2; c++) {
+        rows[c] = _mm256_permute2f128_pd(t[c], t[2 + c], 0x20);
+        rows[2 + c] = _mm256_permute2f128_pd(t[c], t[2 + c], 0x31);
+    }
 }
 V_INLINE vf vf_load_f32(const void *from)
 {

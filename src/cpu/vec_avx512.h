@@ -6,7 +6,7 @@
 
 #include "vec.h"
 
-enum { VF_LANES = 16, VD_LANES = 8 };
+enum { VF_LANES = 16, VD_LANES = 8, V_REGISTERS = 32 };
 
 typedef __m512 vf;
 typedef __m512d vd;
@@ -264,6 +264,59 @@ V_INLINE double vd_acc_sum(vd_acc acc)
 V_INLINE double vf_acc_sum(vf_acc acc)
 {
     return vd_acc_sum((vd_acc){_mm512_add_pd(acc.low, acc.high)});
+}
+V_INLINE void vd_acc_store(double *to, vd_acc acc)
+{
+    _mm512_storeu_pd(to, acc.sum);
+}
+V_INLINE void vf_acc_store(double *to, vf_acc acc)
+{
+    _mm512_storeu_pd(to, acc.low);
+    _mm512_storeu_pd(to + 8, acc.high);
+}
+
+/* Pairs, then fours: u[4 g + c] holds, in its 128-bit part p, column 4 p + c of rows 4 g to 4 g + 3. */
+V_INLINE void vf_transpose(vf *rows)
+{
+    vf t[16], u[16];
+    for (int i = 0; i < 16; i += 2) {
+        t[i] = _mm512_unpacklo_ps(rows[i], rows[i + 1]);
+        t[i + 1] = _mm512_unpackhi_ps(rows[i], rows[i + 1]);
+    }
+    for (int i = 0; i < 16; i += 4) {
+        u[i] = _mm512_shuffle_ps(t[i], t[i + 2], 0x44);
+        u[i + 1] = _mm512_shuffle_ps(t[i], t[i + 2], 0xee);
+        u[i + 2] = _mm512_shuffle_ps(t[i + 1], t[i + 3], 0x44);
+        u[i + 3] = _mm512_shuffle_ps(t[i + 1], t[i + 3], 0xee);
+    }
+    for (int c = 0; c < 4; c++) { /* even parts, odd parts; then of each the first and the second */
+        vf even_low = _mm512_shuffle_f32x4(u[c], u[4 + c], 0x88),
+           even_high = _mm512_shuffle_f32x4(u[8 + c], u[12 + c], 0x88);
+        vf odd_low = _mm512_shuffle_f32x4(u[c], u[4 + c], 0xdd),
+           odd_high = _mm512_shuffle_f32x4(u[8 + c], u[12 + c], 0xdd);
+        rows[c] = _mm512_shuffle_f32x4(even_low, even_high, 0x88);
+        rows[4 + c] = _mm512_shuffle_f32x4(odd_low, odd_high, 0x88);
+        rows[8 + c] = _mm512_shuffle_f32x4(even_low, even_high, 0xdd);
+        rows[12 + c] = _mm512_shuffle_f32x4(odd_low, odd_high, 0xdd);
+    }
+}
+V_INLINE void vd_transpose(vd *rows)
+{
+    vd t[8];
+    for (int i = 0; i < 8; i += 2) {
+        t[i] = _mm512_unpacklo_pd(rows[i], rows[i + 1]);
+        t[i + 1] = _mm512_unpackhi_pd(rows[i], rows[i + 1]);
+    }
+    for (int c = 0; c < 2; c++) {
+        vd even_low = _mm512_shuffle_f64x2(t[c], t[2 + c], 0x88),
+           even_high = _mm512_shuffle_f64x2(t[4 + c], t[6 + c], 0x88);
+        vd odd_low = _mm512_shuffle_f64x2(t[c], t[2 + c], 0xdd),
+           odd_high = _mm512_shuffle_f64x2(t[4 + c], t[6 + c], 0xdd);
+        rows[c] = _mm512_shuffle_f64x2(even_low, even_high, 0x88);
+        rows[2 + c] = _mm512_shuffle_f64x2(odd_low, odd_high, 0x88);
+        rows[4 + c] = _mm512_shuffle_f64x2(even_low, even_high, 0xdd);
+        rows[6 + c] = _mm512_shuffle_f64x2(odd_low, odd_high, 0xdd);
+    }
 }
 V_INLINE vf vf_load_f32(const void *from)
 {

@@ -6,7 +6,7 @@
 
 #include "vec.h"
 
-enum { VF_LANES = 4, VD_LANES = 2 };
+enum { VF_LANES = 4, VD_LANES = 2, V_REGISTERS = 32 };
 
 typedef float32x4_t vf;
 typedef float64x2_t vd;
@@ -250,6 +250,32 @@ V_INLINE double vd_acc_sum(vd_acc acc)
 V_INLINE double vf_acc_sum(vf_acc acc)
 {
     return vaddvq_f64(vaddq_f64(acc.low, acc.high));
+}
+V_INLINE void vd_acc_store(double *to, vd_acc acc)
+{
+    memcpy(to, &acc.sum, sizeof acc.sum);
+}
+V_INLINE void vf_acc_store(double *to, vf_acc acc)
+{
+    memcpy(to, &acc.low, sizeof acc.low);
+    memcpy(to + 2, &acc.high, sizeof acc.high);
+}
+V_INLINE void vd_transpose(vd *rows)
+{
+    vd first = vtrn1q_f64(rows[0], rows[1]);
+    rows[1] = vtrn2q_f64(rows[0], rows[1]);
+    rows[0] = first;
+}
+V_INLINE void vf_transpose(vf *rows)
+{
+    float64x2_t t0 = vreinterpretq_f64_f32(vtrn1q_f32(rows[0], rows[1]));
+    float64x2_t t1 = vreinterpretq_f64_f32(vtrn2q_f32(rows[0], rows[1]));
+    float64x2_t t2 = vreinterpretq_f64_f32(vtrn1q_f32(rows[2], rows[3]));
+    float64x2_t t3 = vreinterpretq_f64_f32(vtrn2q_f32(rows[2], rows[3]));
+    rows[0] = vreinterpretq_f32_f64(vtrn1q_f64(t0, t2));
+    rows[1] = vreinterpretq_f32_f64(vtrn1q_f64(t1, t3));
+    rows[2] = vreinterpretq_f32_f64(vtrn2q_f64(t0, t2));
+    rows[3] = vreinterpretq_f32_f64(vtrn2q_f64(t1, t3));
 }
 
 /* Loads and stores go through memcpy of the register: the compiler makes one instruction of it, of any alignment. */

@@ -8,7 +8,7 @@
 #include "types.h"
 #include "vec.h"
 
-enum { VF_LANES = 1, VD_LANES = 1 };
+enum { VF_LANES = 1, VD_LANES = 1, V_REGISTERS = 16 };
 
 typedef float vf;
 typedef double vd;
@@ -263,6 +263,22 @@ V_INLINE double vd_acc_sum(vd_acc acc)
     return acc.sum;
 }
 
+V_INLINE void vf_acc_store(double *to, vf_acc acc)
+{
+    *to = acc.sum;
+}
+V_INLINE void vd_acc_store(double *to, vd_acc acc)
+{
+    *to = acc.sum;
+}
+V_INLINE void vf_transpose(vf *rows)
+{
+    (void)rows; /* one by one */
+}
+V_INLINE void vd_transpose(vd *rows)
+{
+    (void)rows;
+}
 V_INLINE vf vf_load_f32(const void *from)
 {
     vf x;

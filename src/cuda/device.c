@@ -10,9 +10,10 @@
 
 #include "driver.h"
 #include "fatbin.h"
+#include "product.h"
 #include "status.h"
 
-enum { OLDEST_CAPABILITY = 80 };
+enum { OLDEST_CAPABILITY = 80, EARLY_VERSION = 12030 };
 
 /* What a device has been given for the rest of the process; the primary context is retained with it. */
 typedef struct loaded {
@@ -33,7 +34,8 @@ struct onep_cuda {
     const loaded *kernels;
     onep_cu_stream *stream;
     ticket_page *tickets; /* the newest page first */
-    int tickets_taken;    /* words of the newest page; the oldest page's first word is for launches not captured */
+    int tickets_taken;    /* words of the newest page; the oldest page's first ones are for launches not captured */
+    onep_products *products;
     int32_t ordinal;
     int trust_addresses;
     int capability, multiprocessors;
@@ -233,7 +235,7 @@ static onepass_status fill(onep_cuda *cuda, void *stream)
     if (status == ONEPASS_OK) {
         cuda->stream = stream;
         status = add_tickets(cuda, "create");
-        cuda->tickets_taken = 1;
+        cuda->tickets_taken = ONEP_CUDA_LAUNCH_TICKETS;
     }
     onep_cu_context *popped;
     cuda->driver->cuCtxPopCurrent(&popped);
@@ -278,6 +280,7 @@ void onep_cuda_destroy(onep_cuda *cuda)
         int mode = ONEP_CU_CAPTURE_RELAXED;
         onep_cu_context *popped;
         cuda->driver->cuThreadExchangeStreamCaptureMode(&mode);
+        onep_products_destroy(cuda->products);
         while (cuda->tickets) {
             ticket_page *page = cuda->tickets;
             cuda->tickets = page->older;
@@ -317,8 +320,8 @@ static int compare_names(const void *name, const void *kernel)
     return strcmp(name, ((const onep_fatbin_kernel *)kernel)->name);
 }
 
-onepass_status onep_cuda_launch(const onep_cuda *cuda, const char *operator_name, const char *kernel, unsigned grid,
-                                unsigned block, unsigned shared_bytes, const void *args, size_t args_size)
+static onepass_status launch(const onep_cuda *cuda, const char *operator_name, const char *kernel, int early,
+                             const onep_cu_launch *shape, const void *args, size_t args_size)
 {
     const onep_fatbin_kernel *found = bsearch(kernel, onep_fatbin_kernels, (size_t)onep_fatbin_kernel_count,
                                               sizeof onep_fatbin_kernels[0], compare_names);
@@ -329,11 +332,70 @@ onepass_status onep_cuda_launch(const onep_cuda *cuda, const char *operator_name
                      ONEP_CU_ARGUMENTS_END};
     int pushed;
     int error = enter(cuda, &pushed);
-    if (error == 0)
-        error =
-            cuda->driver->cuLaunchKernel(function, grid, 1, 1, block, 1, 1, shared_bytes, cuda->stream, NULL, extra);
+    if (error == 0 && early)
+        error = cuda->driver->cuLaunchKernelEx(shape, function, NULL, extra);
+    else if (error == 0)
+        error = cuda->driver->cuLaunchKernel(function, shape->grid_x, 1, 1, shape->block_x, 1, 1, shape->shared_bytes,
+                                             shape->stream, NULL, extra);
     leave(cuda, pushed);
     return error == 0 ? ONEPASS_OK : failed(ONEPASS_DEVICE_ERROR, operator_name, kernel, error);
+}
+
+onepass_status onep_cuda_launch(const onep_cuda *cuda, const char *operator_name, const char *kernel, unsigned grid,
+                                unsigned block, unsigned shared_bytes, const void *args, size_t args_size)
+{
+    onep_cu_launch shape = {grid, 1, 1, block, 1, 1, shared_bytes, cuda->stream, NULL, 0};
+    return launch(cuda, operator_name, kernel, 0, &shape, args, args_size);
+}
+
+/*
+ * Only where the kernels' own code for 9.x runs: what a newer device translates from PTX for 8.0 does not wait. And
+ * only with drivers that keep such a launch as it is when they capture it.
+ */
+static int can_launch_early(const onep_cuda *cuda)
+{
+    return cuda->capability / 10 == 9 && cuda->driver->cuLaunchKernelEx && cuda->driver->version >= EARLY_VERSION;
+}
+
+onepass_status onep_cuda_launch_early(const onep_cuda *cuda, const char *operator_name, const char *kernel,
+                                      unsigned grid, unsigned block, unsigned shared_bytes, const void *args,
+                                      size_t args_size)
+{
+    onep_cu_attribute early = {.id = ONEP_CU_PROGRAMMATIC, .value.allowed = 1};
+    onep_cu_launch shape = {grid, 1, 1, block, 1, 1, shared_bytes, cuda->stream, &early, 1};
+    return launch(cuda, operator_name, kernel, can_launch_early(cuda), &shape, args, args_size);
+}
+
+onepass_status onep_cuda_enter(const onep_cuda *cuda, const char *operator_name, int *mode)
+{
+    int error = cuda->driver->cuCtxPushCurrent(cuda->kernels->context);
+    if (error != 0)
+        return failed(ONEPASS_DEVICE_ERROR, operator_name, "the device's primary context", error);
+    *mode = ONEP_CU_CAPTURE_RELAXED;
+    cuda->driver->cuThreadExchangeStreamCaptureMode(mode);
+    return ONEPASS_OK;
+}
+
+void onep_cuda_leave(const onep_cuda *cuda, int mode)
+{
+    onep_cu_context *popped;
+    cuda->driver->cuThreadExchangeStreamCaptureMode(&mode);
+    cuda->driver->cuCtxPopCurrent(&popped);
+}
+
+void *onep_cuda_stream(const onep_cuda *cuda)
+{
+    return cuda->stream;
+}
+
+onep_products *onep_cuda_products(onep_cuda *cuda)
+{
+    int mode;
+    if (!cuda->products && onep_cuda_enter(cuda, "product", &mode) == ONEPASS_OK) {
+        cuda->products = onep_products_create();
+        onep_cuda_leave(cuda, mode);
+    }
+    return cuda->products;
 }
 
 onepass_status onep_cuda_pointer_check(const onep_cuda *cuda, const char *operator_name, const char *argument,
@@ -401,10 +463,10 @@ void *onep_cuda_tickets(const onep_cuda *cuda)
     return (void *)(uintptr_t)oldest_page(cuda)->words;
 }
 
-/* A word that no launch has used yet. */
-static onepass_status fresh_ticket(onep_cuda *cuda, const char *operator_name, unsigned **ticket)
+/* Words that no launch has used yet. */
+static onepass_status fresh_tickets(onep_cuda *cuda, const char *operator_name, int count, unsigned **tickets)
 {
-    if (cuda->tickets_taken == ONEP_CUDA_TICKETS) {
+    if (cuda->tickets_taken + count > ONEP_CUDA_TICKETS) {
         int pushed;
         int error = enter(cuda, &pushed);
         if (error != 0)
@@ -417,14 +479,20 @@ static onepass_status fresh_ticket(onep_cuda *cuda, const char *operator_name, u
         if (status != ONEPASS_OK)
             return status;
     }
-    *ticket = (unsigned *)(uintptr_t)cuda->tickets->words + cuda->tickets_taken++;
+    *tickets = (unsigned *)(uintptr_t)cuda->tickets->words + cuda->tickets_taken;
+    cuda->tickets_taken += count;
+    return ONEPASS_OK;
+}
+
+onepass_status onep_cuda_tickets_of(onep_cuda *cuda, const char *operator_name, int count, unsigned **tickets)
+{
+    if (onep_cuda_is_capturing(cuda))
+        return fresh_tickets(cuda, operator_name, count, tickets);
+    *tickets = onep_cuda_tickets(cuda);
     return ONEPASS_OK;
 }
 
 onepass_status onep_cuda_ticket(onep_cuda *cuda, const char *operator_name, unsigned **ticket)
 {
-    if (onep_cuda_is_capturing(cuda))
-        return fresh_ticket(cuda, operator_name, ticket);
-    *ticket = onep_cuda_tickets(cuda);
-    return ONEPASS_OK;
+    return onep_cuda_tickets_of(cuda, operator_name, 1, ticket);
 }

@@ -10,7 +10,10 @@
 
 typedef struct onep_cuda onep_cuda; /* what a CUDA handle owns */
 
-enum { ONEP_CUDA_TICKETS = 1024 };
+struct onep_products; /* product.h */
+
+/* Words of a page of tickets, and the most that one launch may ask for. */
+enum { ONEP_CUDA_TICKETS = 1024, ONEP_CUDA_LAUNCH_TICKETS = 257 };
 
 /* Makes a device ready. ONEPASS_NO_DEVICE where that is impossible on this machine or in this build. */
 onepass_status onep_cuda_create(int32_t device, void *stream, int trust_addresses, onep_cuda **out);
@@ -24,6 +27,25 @@ void onep_cuda_destroy(onep_cuda *cuda);
  */
 onepass_status onep_cuda_launch(const onep_cuda *cuda, const char *operator_name, const char *kernel, unsigned grid,
                                 unsigned block, unsigned shared_bytes, const void *args, size_t args_size);
+
+/*
+ * The same, for a kernel that waits by itself for the one in front of it (early.cuh): where device and driver can, it
+ * is brought to the multiprocessors before that one has ended.
+ */
+onepass_status onep_cuda_launch_early(const onep_cuda *cuda, const char *operator_name, const char *kernel,
+                                      unsigned grid, unsigned block, unsigned shared_bytes, const void *args,
+                                      size_t args_size);
+
+/*
+ * Makes the device's context current for a library that launches kernels of its own, and undoes it. What that library
+ * may have to load or to allocate in between does not end a capture.
+ */
+onepass_status onep_cuda_enter(const onep_cuda *cuda, const char *operator_name, int *mode);
+void onep_cuda_leave(const onep_cuda *cuda, int mode);
+void *onep_cuda_stream(const onep_cuda *cuda);
+
+/* What the device multiplies matrices with; made at the first call, NULL if there is no memory for it. */
+struct onep_products *onep_cuda_products(onep_cuda *cuda);
 
 /* Refuses an address that is not memory of this device: the host's, another device's, or unknown to the driver. One
  * that the caller vouches for (onepass_config.trust_addresses) is not looked at. */
@@ -45,6 +67,9 @@ int64_t onep_cuda_l2_bytes(const onep_cuda *cuda);
  * the handle lives: its graph may run on another stream, beside launches of this one and beside other graphs.
  */
 onepass_status onep_cuda_ticket(onep_cuda *cuda, const char *operator_name, unsigned **ticket);
+
+/* The same for `count` words one after the other, at most ONEP_CUDA_LAUNCH_TICKETS. */
+onepass_status onep_cuda_tickets_of(onep_cuda *cuda, const char *operator_name, int count, unsigned **tickets);
 
 /* For tests: the device address of the first ONEP_CUDA_TICKETS words. */
 void *onep_cuda_tickets(const onep_cuda *cuda);

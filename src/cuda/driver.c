@@ -33,6 +33,8 @@ static int find_all(void *library)
         return 0;
     ONEP_DRIVER_FUNCTIONS(FUNCTION)
 #undef FUNCTION
+    void *optional = dlsym(library, "cuLaunchKernelEx");
+    memcpy(&driver.cuLaunchKernelEx, &optional, sizeof optional);
     return 1;
 }
 

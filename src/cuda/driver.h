@@ -38,7 +38,8 @@ enum {
     ONEP_CU_NON_BLOCKING = 1,   /* of a stream: not ordered with the legacy stream */
     ONEP_CU_CAPTURE_GLOBAL = 0, /* of a capture: a call that is unsafe in one is an error, in any thread */
     ONEP_CU_CAPTURE_RELAXED = 2,
-    ONEP_CU_CAPTURING = 1, /* what cuStreamIsCapturing says of a stream in the middle of a capture */
+    ONEP_CU_PROGRAMMATIC = 6, /* of a launch: it may begin before the one in front of it has ended */
+    ONEP_CU_CAPTURING = 1,    /* what cuStreamIsCapturing says of a stream in the middle of a capture */
 };
 
 /* Markers in the last argument of cuLaunchKernel. */
@@ -104,12 +105,35 @@ enum {
     FUNCTION(cuEventSynchronize, "cuEventSynchronize", (onep_cu_event * event))                                        \
     FUNCTION(cuEventElapsedTime, "cuEventElapsedTime", (float *milliseconds, onep_cu_event *begin, onep_cu_event *end))
 
+/* What a kernel is launched with beside its arguments: cuLaunchKernelEx, in drivers since CUDA 11.8. */
+typedef struct onep_cu_attribute {
+    int id;
+    char padding[4];
+    union {
+        int allowed;
+        char bytes[64];
+    } value;
+} onep_cu_attribute;
+
+typedef struct onep_cu_launch {
+    unsigned grid_x, grid_y, grid_z, block_x, block_y, block_z, shared_bytes;
+    onep_cu_stream *stream;
+    onep_cu_attribute *attributes;
+    unsigned attribute_count;
+} onep_cu_launch;
+
+_Static_assert(sizeof(onep_cu_attribute) == 72 && sizeof(onep_cu_launch) == 56 &&
+                   offsetof(onep_cu_launch, stream) == 32,
+               "the driver's own sizes");
+
 typedef struct onep_driver {
 #define FUNCTION(member, symbol, parameters) int(*member) parameters;
     ONEP_DRIVER_FUNCTIONS(FUNCTION)
 #undef FUNCTION
-    int version; /* 13000 for CUDA 13.0 */
-    int devices; /* how many the driver shows, at least 1 */
+    int (*cuLaunchKernelEx)(const onep_cu_launch *launch, onep_cu_function *function, void **parameters,
+                            void **extra); /* NULL if the driver has none */
+    int version;                           /* 13000 for CUDA 13.0 */
+    int devices;                           /* how many the driver shows, at least 1 */
 } onep_driver;
 
 /* The driver, loaded and initialised at the first call; NULL if it cannot be used: onep_driver_missing says why. */

@@ -132,7 +132,7 @@ def test_every_include_is_there():
 def test_two_sources_of_one_name_are_refused(monkeypatch):
     monkeypatch.setattr(gather, "listed", lambda: ["src/core/kl.h", "src/cuda/kl.h"])
     with pytest.raises(ValueError, match="kl.h"):
-        gather.with_includes([], {})
+        gather.with_includes([], {}, [])
 
 
 # ---- the C++ and CUDA in it, without PyTorch -------------------------------------------------------------------------

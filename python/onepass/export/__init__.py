@@ -17,11 +17,13 @@ SourcesMissing = gather.SourcesMissing
 
 class Operator:
     """What can be exported. `name` names its templates: name.py (the model), name.cpp and name.cu (its binding and its
-    kernels). `made` gives files that are cut from sources, {name: function without arguments}."""
+    kernels). `kernels` are its lines in src/core/kernels.def. `made` gives files that are cut from sources,
+    {name: function without arguments}."""
 
-    def __init__(self, name, summary, made):
+    def __init__(self, name, summary, kernels, made):
         self.name = name
         self.summary = summary
+        self.kernels = kernels
         self.made = made
 
 
@@ -49,7 +51,7 @@ def _kl_names():
 
 
 OPERATORS = {operator.name: operator for operator in (
-    Operator("kl_div", "kl_div(log(predictions), targets, reduction=\"batchmean\")",
+    Operator("kl_div", "kl_div(log(predictions), targets, reduction=\"batchmean\")", ["kl"],
              {"kl_kernels.inc": _kl_kernels, "kl_names.inc": _kl_names}),
 )}
 
@@ -90,7 +92,8 @@ def _quoted(text):
 def export(name):
     """The text of the file for one of OPERATORS. The same sources give the same text."""
     operator = OPERATORS[name]
-    files = gather.with_includes([name + ".cpp", name + ".cu"], {made: cut() for made, cut in operator.made.items()})
+    files = gather.with_includes([name + ".cpp", name + ".cu"], {made: cut() for made, cut in operator.made.items()},
+                                 operator.kernels)
     paths = {gather.flat_name(path): path for path in gather.listed()}
     parts = [_HEAD % {"name": name, "summary": operator.summary, "version": gather.version()},
              "\n" + gather.template(name + ".py"),

@@ -10,6 +10,7 @@ import re
 _HERE = os.path.dirname(os.path.abspath(__file__))
 _TEMPLATES = os.path.join(_HERE, "templates")
 _INCLUDE = re.compile(r'^#include "([^"]+)"', re.MULTILINE)
+_KERNEL = re.compile(r"^KERNEL\((\w+),.*\n", re.MULTILINE)
 
 
 class SourcesMissing(Exception):
@@ -53,10 +54,11 @@ def flat_name(path):
     return "%s_%s" % (os.path.basename(directory), name) if name.endswith(".c") else name
 
 
-def with_includes(roots, made):
+def with_includes(roots, made, operators):
     """{flat name: text} of the named templates and of all that they include, in the order in which it is needed.
 
-    `made` has files that are neither templates nor sources, {name: text}.
+    `made` has files that are neither templates nor sources, {name: text}. Of the list of kernels the lines of the named
+    operators stay.
     """
     paths = {}
     for path in listed():
@@ -71,6 +73,8 @@ def with_includes(roots, made):
             return
         seen.add(name)
         text = made[name] if name in made else read(paths[name]) if name in paths else template(name)
+        if name == "kernels.def":
+            text = _KERNEL.sub(lambda line: line[0] if line[1] in operators else "", text)
         for included in _INCLUDE.findall(text):
             add(included)
         found[name] = text

@@ -1,0 +1,85 @@
+/* The head's workspace. See head_plan.h. */
+#include "head_plan.h"
+
+static int64_t smaller(int64_t a, int64_t b)
+{
+    return a < b ? a : b;
+}
+
+static int64_t larger(int64_t a, int64_t b)
+{
+    return a > b ? a : b;
+}
+
+/* ---- forward ----------------------------------------------------------------------------------------------------- */
+
+onep_head_layout onep_head_layout_of(const onep_head_problem *p, onep_type computed, int32_t threads, void *workspace,
+                                     size_t *bytes)
+{
+    size_t element = onep_type_size(computed);
+    int batch = p->statistics == ONEPASS_BATCH_STATISTICS;
+    int in_output = p->output.type == computed && p->output.col_stride == (int64_t)element;
+    int in_workspace = !p->product.data && !in_output;
+    onep_arena arena = onep_arena_of(workspace);
+    onep_head_layout l = {.product = p->product.data ? p->product : p->output};
+    l.panel_rows = in_workspace && !batch ? smaller(p->rows.count, ONEP_HEAD_PANEL_ROWS) : p->rows.count;
+    l.plan = onep_product_plan_of(l.panel_rows, p->columns, element);
+    l.block_rows = larger(1, ONEP_HEAD_BLOCK_ELEMENTS / p->columns);
+    l.room = onep_round_up(p->columns, ONEP_HEAD_PADDING);
+    int64_t most = larger(l.plan.row_tiles * l.plan.column_tiles, (l.panel_rows + l.block_rows - 1) / l.block_rows);
+    l.slots = onep_slots_take(&arena, &l.plan, (int32_t)smaller(most, threads), 2 * (size_t)l.room * element);
+
+    size_t features = (size_t)(p->columns + ONEP_HEAD_PADDING) * element;
+    l.slope = onep_arena_take(&arena, features);
+    l.shift = onep_arena_take(&arena, features);
+    l.lift = onep_arena_take(&arena, features);
+    if (batch)
+        l.partial = onep_arena_take(&arena, (size_t)l.plan.row_tiles * 2 * (size_t)p->columns * sizeof(double));
+    if (in_workspace) {
+        l.product = (onep_operand){.type = computed, .col_stride = (int64_t)element};
+        l.product.row_stride[0] = l.room * (int64_t)element;
+        l.product.data = onep_arena_take(&arena, (size_t)l.panel_rows * (size_t)l.room * element);
+    }
+    *bytes = onep_arena_size(&arena);
+    return l;
+}
+
+size_t onep_head_workspace_cpu(const onep_head_problem *p, onep_type computed, int32_t threads)
+{
+    size_t bytes;
+    onep_head_layout_of(p, computed, threads, NULL, &bytes);
+    return bytes;
+}
+
+/* ---- backward ---------------------------------------------------------------------------------------------------- */
+
+onep_head_backward_layout onep_head_backward_layout_of(const onep_head_backward_problem *p, onep_type computed,
+                                                       int32_t threads, void *workspace, size_t *bytes)
+{
+    size_t element = onep_type_size(computed);
+    size_t features = (size_t)(p->columns + ONEP_HEAD_PADDING) * element;
+    onep_arena arena = onep_arena_of(workspace);
+    onep_head_backward_layout l = {.plan = onep_product_plan_of(0, 0, element)};
+    l.block_rows = larger(ONEP_HEAD_SUM_ROWS, (p->rows.count + ONEP_HEAD_SUM_BLOCKS - 1) / ONEP_HEAD_SUM_BLOCKS);
+    l.block_rows = onep_round_up(l.block_rows, ONEP_HEAD_GROUP);
+    l.blocks = (p->rows.count + l.block_rows - 1) / l.block_rows;
+    l.mean = onep_arena_take(&arena, features);
+    l.rstd = onep_arena_take(&arena, features);
+    l.slope = onep_arena_take(&arena, features);
+    l.s0 = onep_arena_take(&arena, features);
+    l.s1 = onep_arena_take(&arena, features);
+    l.dot = onep_arena_take(&arena, (size_t)p->rows.count * element);
+    l.partial = onep_arena_take(&arena, (size_t)l.blocks * 2 * (size_t)p->columns * sizeof(double));
+    l.slots = onep_slots_take(&arena, &l.plan, (int32_t)smaller(l.blocks, threads), 0);
+    l.rest = arena;
+    *bytes =
+        onep_arena_size(&arena) + onep_linear_workspace_cpu(p->rows.count, p->depth, p->columns, computed, threads);
+    return l;
+}
+
+size_t onep_head_backward_workspace_cpu(const onep_head_backward_problem *p, onep_type computed, int32_t threads)
+{
+    size_t bytes;
+    onep_head_backward_layout_of(p, computed, threads, NULL, &bytes);
+    return bytes;
+}

@@ -1,0 +1,30 @@
+/* Stands in for the products and the head's plan in a build without CUDA kernels, as absent.c does for the rest. */
+#include <stdio.h>
+
+#include "head_cuda.h"
+
+int onep_products_describe(char *text, size_t size)
+{
+    snprintf(text, size, "this library was built without CUDA kernels");
+    return 0;
+}
+
+size_t onep_head_cuda_workspace(onep_cuda *cuda, const onep_head_problem *problem, onep_product_math math)
+{
+    (void)cuda, (void)problem, (void)math;
+    return 0;
+}
+
+size_t onep_head_backward_cuda_workspace(onep_cuda *cuda, const onep_head_backward_problem *problem,
+                                         onep_product_math math)
+{
+    (void)cuda, (void)problem, (void)math;
+    return 0;
+}
+
+size_t onep_linear_cuda_workspace(onep_cuda *cuda, int64_t rows, int64_t depth, int64_t columns, onep_type input,
+                                  onep_type weight, onep_product_math math)
+{
+    (void)cuda, (void)rows, (void)depth, (void)columns, (void)input, (void)weight, (void)math;
+    return 0;
+}

@@ -1,0 +1,352 @@
+/* See cublaslt.h. */
+#include "cublaslt.h"
+
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Numbers of cuBLAS's enumerations, the same in versions 11, 12 and 13. */
+enum {
+    LT_R_32F = 0, /* types */
+    LT_R_64F = 1,
+    LT_R_16F = 2,
+    LT_R_16BF = 14,
+    LT_COMPUTE_32F = 68,
+    LT_COMPUTE_32F_PEDANTIC = 69,
+    LT_COMPUTE_64F = 70,
+    LT_COMPUTE_32F_FAST_TF32 = 77,
+    LT_DESC_TRANSA = 3, /* attributes of an operation */
+    LT_DESC_TRANSB = 4,
+    LT_DESC_EPILOGUE = 7,
+    LT_DESC_BIAS_POINTER = 8,
+    LT_EPILOGUE_BIAS = 4,
+    LT_PREF_MAX_WORKSPACE = 1, /* attributes of a preference */
+    LT_PREF_REDUCTION_MASK = 3,
+    LT_PREF_ALIGNMENT_A = 5,
+    LT_PREF_ALIGNMENT_B = 6,
+    LT_PREF_ALIGNMENT_C = 7,
+    LT_PREF_ALIGNMENT_D = 8,
+    LT_REDUCTION_COMPUTE_TYPE = 2, /* parts of k meet in the type summed in: not in D's, which may be a half */
+};
+
+typedef struct lt_algorithm {
+    uint64_t data[8];
+} lt_algorithm;
+
+typedef struct lt_heuristic {
+    lt_algorithm algorithm;
+    size_t workspace;
+    int state;
+    float waves;
+    int reserved[4];
+} lt_heuristic;
+_Static_assert(sizeof(lt_algorithm) == 64 && sizeof(lt_heuristic) == 96, "cuBLASLt's own sizes");
+
+typedef struct lt_handle lt_handle;
+typedef struct lt_desc lt_desc;
+typedef struct lt_layout lt_layout;
+typedef struct lt_preference lt_preference;
+
+/* FUNCTION(member, symbol, parameters): all return a status that is 0 on success. */
+#define LT_FUNCTIONS(FUNCTION)                                                                                         \
+    FUNCTION(create, "cublasLtCreate", (lt_handle * *handle))                                                          \
+    FUNCTION(destroy, "cublasLtDestroy", (lt_handle * handle))                                                         \
+    FUNCTION(desc_create, "cublasLtMatmulDescCreate", (lt_desc * *desc, int compute_type, int scale_type))             \
+    FUNCTION(desc_destroy, "cublasLtMatmulDescDestroy", (lt_desc * desc))                                              \
+    FUNCTION(desc_set, "cublasLtMatmulDescSetAttribute",                                                               \
+             (lt_desc * desc, int attribute, const void *value, size_t size))                                          \
+    FUNCTION(layout_create, "cublasLtMatrixLayoutCreate",                                                              \
+             (lt_layout * *layout, int type, uint64_t rows, uint64_t columns, int64_t ld))                             \
+    FUNCTION(layout_destroy, "cublasLtMatrixLayoutDestroy", (lt_layout * layout))                                      \
+    FUNCTION(preference_create, "cublasLtMatmulPreferenceCreate", (lt_preference * *preference))                       \
+    FUNCTION(preference_destroy, "cublasLtMatmulPreferenceDestroy", (lt_preference * preference))                      \
+    FUNCTION(preference_set, "cublasLtMatmulPreferenceSetAttribute",                                                   \
+             (lt_preference * preference, int attribute, const void *value, size_t size))                              \
+    FUNCTION(heuristic, "cublasLtMatmulAlgoGetHeuristic",                                                              \
+             (lt_handle * handle, lt_desc * desc, lt_layout * a, lt_layout * b, lt_layout * c, lt_layout * d,          \
+              lt_preference * preference, int wanted, lt_heuristic *results, int *found))                              \
+    FUNCTION(matmul, "cublasLtMatmul",                                                                                 \
+             (lt_handle * handle, lt_desc * desc, const void *alpha, const void *a, lt_layout *a_layout,               \
+              const void *b, lt_layout *b_layout, const void *beta, const void *c, lt_layout *c_layout, void *d,       \
+              lt_layout *d_layout, const lt_algorithm *algorithm, void *workspace, size_t workspace_size,              \
+              void *stream))
+
+static struct {
+#define FUNCTION(member, symbol, parameters) int(*member) parameters;
+    LT_FUNCTIONS(FUNCTION)
+#undef FUNCTION
+    size_t (*version)(void);
+    const char *(*status_text)(int status); /* since 11.4; NULL before */
+} lt_api;
+
+static char name[300], missing[400];
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+static pthread_mutex_t failing = PTHREAD_MUTEX_INITIALIZER;
+static void *library;
+
+/* A remembered shape. The descriptors live as long as it does. */
+struct onep_lt_plan {
+    onep_lt_shape shape;
+    int refused;
+    unsigned long used; /* when, for giving the oldest up */
+    lt_desc *desc;
+    lt_layout *a, *b, *d;
+    lt_algorithm algorithm;
+    size_t workspace;
+};
+
+enum { REMEMBERED = 64 };
+
+struct onep_cublaslt {
+    lt_handle *handle;
+    unsigned long uses;
+    onep_lt_plan plans[REMEMBERED];
+    int count;
+};
+
+/* ---- the library ------------------------------------------------------------------------------------------------- */
+
+static int find(void *from, const char *file, const char *symbol, void *function, size_t size)
+{
+    void *address = dlsym(from, symbol);
+    memcpy(function, &address, size);
+    if (!address)
+        snprintf(missing, sizeof missing, "%s has no %s", file, symbol);
+    return address != NULL;
+}
+
+/* True if the file is there and has everything. */
+static int take(const char *file, int flags)
+{
+    dlerror();
+    void *opened = dlopen(file, RTLD_NOW | RTLD_LOCAL | flags);
+    if (!opened) {
+        const char *why = dlerror();
+        if (!(flags & RTLD_NOLOAD) && !missing[0])
+            snprintf(missing, sizeof missing, "%s", why ? why : file);
+        return 0;
+    }
+#define FUNCTION(member, symbol, parameters)                                                                           \
+    if (!find(opened, file, symbol, &lt_api.member, sizeof lt_api.member))                                             \
+        return 0; /* not closed: others in the process may have it open */
+    LT_FUNCTIONS(FUNCTION)
+#undef FUNCTION
+    if (!find(opened, file, "cublasLtGetVersion", &lt_api.version, sizeof lt_api.version))
+        return 0;
+    void *text = dlsym(opened, "cublasLtGetStatusString");
+    memcpy(&lt_api.status_text, &text, sizeof text);
+    library = opened;
+    size_t version = lt_api.version();
+    size_t unit = version < 100000 ? 1000 : 10000; /* 11805 is 11.8.5, 120304 is 12.3.4 */
+    snprintf(name, sizeof name, "%s, %zu.%zu.%zu", file, version / unit, version % unit / 100, version % 100);
+    missing[0] = 0;
+    return 1;
+}
+
+static void load(void)
+{
+    const char *forced = getenv("ONEPASS_CUBLASLT");
+    if (forced && strcmp(forced, "none") == 0) {
+        snprintf(missing, sizeof missing, "$ONEPASS_CUBLASLT is \"none\"");
+        return;
+    }
+    if (forced && *forced) {
+        take(forced, 0);
+        return;
+    }
+    static const char *const names[] = {"libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so.11"};
+    for (int i = 0; i < 3; i++) /* the one PyTorch has loaded fits the driver */
+        if (take(names[i], RTLD_NOLOAD))
+            return;
+    for (int i = 0; i < 3; i++)
+        if (take(names[i], 0))
+            return;
+    for (int i = 0; i < 3; i++) {
+        char path[64];
+        snprintf(path, sizeof path, "/usr/local/cuda/lib64/%s", names[i]);
+        if (take(path, 0))
+            return;
+    }
+}
+
+const char *onep_cublaslt_name(void)
+{
+    pthread_once(&once, load);
+    return library ? name : "";
+}
+
+const char *onep_cublaslt_missing(void)
+{
+    pthread_once(&once, load);
+    return missing;
+}
+
+void onep_cublaslt_text(int error, char *text, size_t size)
+{
+    if (lt_api.status_text)
+        snprintf(text, size, "%s", lt_api.status_text(error));
+    else
+        snprintf(text, size, "cuBLAS status %d", error);
+}
+
+onep_cublaslt *onep_cublaslt_create(void)
+{
+    pthread_once(&once, load);
+    if (!library)
+        return NULL;
+    onep_cublaslt *lt = calloc(1, sizeof *lt);
+    if (!lt)
+        return NULL;
+    int error = lt_api.create(&lt->handle);
+    if (error != 0) {
+        char text[100];
+        onep_cublaslt_text(error, text, sizeof text);
+        pthread_mutex_lock(&failing);
+        snprintf(missing, sizeof missing, "%.200s does not start on this device: %s", name, text);
+        pthread_mutex_unlock(&failing);
+        free(lt);
+        return NULL;
+    }
+    return lt;
+}
+
+/* ---- plans ------------------------------------------------------------------------------------------------------- */
+
+static void forget(onep_lt_plan *plan)
+{
+    if (plan->desc)
+        lt_api.desc_destroy(plan->desc);
+    lt_layout *layouts[] = {plan->a, plan->b, plan->d};
+    for (int i = 0; i < 3; i++)
+        if (layouts[i])
+            lt_api.layout_destroy(layouts[i]);
+    memset(plan, 0, sizeof *plan);
+}
+
+void onep_cublaslt_destroy(onep_cublaslt *lt)
+{
+    if (!lt)
+        return;
+    for (int i = 0; i < lt->count; i++)
+        forget(&lt->plans[i]);
+    lt_api.destroy(lt->handle);
+    free(lt);
+}
+
+static int type_number(int type)
+{
+    static const int numbers[ONEP_FLOAT_TYPES] = {
+        [ONEP_F16] = LT_R_16F, [ONEP_BF16] = LT_R_16BF, [ONEP_F32] = LT_R_32F, [ONEP_F64] = LT_R_64F};
+    return numbers[type];
+}
+
+static int make_desc(onep_lt_plan *plan)
+{
+    const onep_lt_shape *s = &plan->shape;
+    int compute = LT_COMPUTE_32F, scale = LT_R_32F;
+    if (s->type == ONEP_F64) {
+        compute = LT_COMPUTE_64F;
+        scale = LT_R_64F;
+    } else if (s->type == ONEP_F32) {
+        compute = s->math == ONEP_MATH_TF32 ? LT_COMPUTE_32F_FAST_TF32 : LT_COMPUTE_32F_PEDANTIC;
+    }
+    int transposed_a = s->a_transposed, transposed_b = s->b_transposed, epilogue = LT_EPILOGUE_BIAS;
+    int error = lt_api.desc_create(&plan->desc, compute, scale);
+    if (error == 0)
+        error = lt_api.desc_set(plan->desc, LT_DESC_TRANSA, &transposed_a, sizeof transposed_a);
+    if (error == 0)
+        error = lt_api.desc_set(plan->desc, LT_DESC_TRANSB, &transposed_b, sizeof transposed_b);
+    if (error == 0 && s->bias)
+        error = lt_api.desc_set(plan->desc, LT_DESC_EPILOGUE, &epilogue, sizeof epilogue);
+    return error;
+}
+
+static int make_layouts(onep_lt_plan *plan)
+{
+    const onep_lt_shape *s = &plan->shape;
+    uint64_t m = (uint64_t)s->m, n = (uint64_t)s->n, k = (uint64_t)s->k;
+    int error =
+        lt_api.layout_create(&plan->a, type_number(s->type), s->a_transposed ? k : m, s->a_transposed ? m : k, s->lda);
+    if (error == 0)
+        error = lt_api.layout_create(&plan->b, type_number(s->type), s->b_transposed ? n : k, s->b_transposed ? k : n,
+                                     s->ldb);
+    if (error == 0)
+        error = lt_api.layout_create(&plan->d, type_number(s->d_type), m, n, s->ldd);
+    return error;
+}
+
+/* The algorithm cuBLASLt holds for the best. */
+static int choose(onep_cublaslt *lt, onep_lt_plan *plan)
+{
+    const onep_lt_shape *s = &plan->shape;
+    lt_preference *preference;
+    int error = lt_api.preference_create(&preference);
+    if (error != 0)
+        return error;
+    const struct {
+        int attribute;
+        uint32_t value;
+    } settings[] = {{LT_PREF_REDUCTION_MASK, LT_REDUCTION_COMPUTE_TYPE},
+                    {LT_PREF_ALIGNMENT_A, (uint32_t)s->a_alignment},
+                    {LT_PREF_ALIGNMENT_B, (uint32_t)s->b_alignment},
+                    {LT_PREF_ALIGNMENT_C, (uint32_t)s->d_alignment},
+                    {LT_PREF_ALIGNMENT_D, (uint32_t)s->d_alignment}};
+    uint64_t workspace = (uint64_t)s->workspace;
+    error = lt_api.preference_set(preference, LT_PREF_MAX_WORKSPACE, &workspace, sizeof workspace);
+    for (int i = 0; i < 5 && error == 0; i++)
+        error = lt_api.preference_set(preference, settings[i].attribute, &settings[i].value, sizeof settings[i].value);
+    lt_heuristic result = {.state = -1};
+    int found = 0;
+    if (error == 0)
+        error = lt_api.heuristic(lt->handle, plan->desc, plan->a, plan->b, plan->d, plan->d, preference, 1, &result,
+                                 &found);
+    lt_api.preference_destroy(preference);
+    if (error != 0 || found < 1 || result.state != 0)
+        return error != 0 ? error : -1;
+    plan->algorithm = result.algorithm;
+    plan->workspace = result.workspace;
+    return 0;
+}
+
+const onep_lt_plan *onep_cublaslt_plan(onep_cublaslt *lt, const onep_lt_shape *shape)
+{
+    onep_lt_plan *oldest = &lt->plans[0];
+    for (int i = 0; i < lt->count; i++) {
+        onep_lt_plan *plan = &lt->plans[i];
+        if (memcmp(&plan->shape, shape, sizeof *shape) == 0) {
+            plan->used = ++lt->uses;
+            return plan->refused ? NULL : plan;
+        }
+        if (plan->used < oldest->used)
+            oldest = plan;
+    }
+    onep_lt_plan *plan = lt->count < REMEMBERED ? &lt->plans[lt->count++] : oldest;
+    forget(plan);
+    plan->shape = *shape;
+    plan->used = ++lt->uses;
+    plan->refused = make_desc(plan) != 0 || make_layouts(plan) != 0 || choose(lt, plan) != 0;
+    return plan->refused ? NULL : plan;
+}
+
+size_t onep_cublaslt_workspace(const onep_lt_plan *plan)
+{
+    return plan->workspace;
+}
+
+int onep_cublaslt_run(onep_cublaslt *lt, const onep_lt_plan *plan, const void *a, const void *b, void *d,
+                      const void *bias, void *workspace, void *stream)
+{
+    static const float one = 1, zero = 0;
+    static const double one64 = 1, zero64 = 0;
+    int is_double = plan->shape.type == ONEP_F64;
+    const void *alpha = is_double ? (const void *)&one64 : &one, *beta = is_double ? (const void *)&zero64 : &zero;
+    if (plan->shape.bias) {
+        int error = lt_api.desc_set(plan->desc, LT_DESC_BIAS_POINTER, &bias, sizeof bias);
+        if (error != 0)
+            return error;
+    }
+    return lt_api.matmul(lt->handle, plan->desc, alpha, a, plan->a, b, plan->b, beta, d, plan->d, d, plan->d,
+                         &plan->algorithm, workspace, plan->workspace, stream);
+}

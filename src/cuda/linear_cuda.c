@@ -1,0 +1,106 @@
+/* The linear layer on a CUDA device: three products (product.h) and the column sums for the bias. */
+#include "head_cuda.h"
+
+static onep_rows weight_rows(int64_t columns)
+{
+    onep_rows rows = {.rank = columns == 1 ? 0 : 1, .count = columns};
+    rows.extent[0] = columns;
+    return rows;
+}
+
+size_t onep_linear_cuda_workspace(onep_cuda *cuda, int64_t rows, int64_t depth, int64_t columns, onep_type input,
+                                  onep_type weight, onep_product_math math)
+{
+    onep_product products[] = {
+        /* the output has the type of the operands, or is wider */
+        {.m = rows, .n = columns, .k = depth, .b.type = weight, .c.type = weight},
+        {.m = rows, .n = columns, .k = depth, .b.type = weight, .c.type = ONEP_F32},
+        {.m = rows, .n = depth, .k = columns, .b.type = weight, .c.type = input, .b_swapped = 1},
+        {.m = columns, .n = depth, .k = rows, .b.type = input, .c.type = weight, .a_swapped = 1, .b_swapped = 1},
+    };
+    size_t most = 0;
+    for (int i = 0; i < 4; i++) {
+        products[i].operator_name = "linear";
+        products[i].math = math;
+        size_t bytes = onep_product_workspace(cuda, &products[i]);
+        most = bytes > most ? bytes : most;
+    }
+    return most ? most + 256 : 0; /* the caller's address may be anything */
+}
+
+static void *aligned(void *workspace)
+{
+    return workspace ? (void *)(((uintptr_t)workspace + 255) / 256 * 256) : NULL;
+}
+
+onepass_status onep_linear_cuda_run(onep_cuda *cuda, const onep_linear_problem *p, onep_product_math math)
+{
+    onep_product product = {
+        .operator_name = "linear",
+        .m = p->rows.count,
+        .n = p->columns,
+        .k = p->depth,
+        .a = p->input,
+        .a_rows = p->rows,
+        .b = p->weight,
+        .b_rows = weight_rows(p->columns),
+        .c = p->output,
+        .c_rows = p->rows,
+        .bias = p->bias,
+        .math = math,
+    };
+    return onep_product_run(cuda, &product, aligned(p->workspace));
+}
+
+onepass_status onep_linear_backward_cuda_run(onep_cuda *cuda, const onep_linear_backward_problem *p,
+                                             onep_product_math math)
+{
+    onep_product to_input = {
+        .operator_name = "linear_backward",
+        .m = p->rows.count,
+        .n = p->depth,
+        .k = p->columns,
+        .a = p->grad_output,
+        .a_rows = p->rows,
+        .b = p->weight,
+        .b_rows = weight_rows(p->columns),
+        .b_swapped = 1,
+        .c = p->grad_input,
+        .c_rows = p->rows,
+        .math = math,
+    };
+    onep_product to_weight = {
+        .operator_name = "linear_backward",
+        .m = p->columns,
+        .n = p->depth,
+        .k = p->rows.count,
+        .a = p->grad_output,
+        .a_rows = p->rows,
+        .a_swapped = 1,
+        .b = p->input,
+        .b_rows = p->rows,
+        .b_swapped = 1,
+        .c = p->grad_weight,
+        .c_rows = weight_rows(p->columns),
+        .math = math,
+    };
+    void *workspace = aligned(p->workspace);
+    onepass_status status = ONEPASS_OK;
+    if (p->grad_input.data)
+        status = onep_product_run(cuda, &to_input, workspace);
+    if (status == ONEPASS_OK && p->grad_weight.data)
+        status = onep_product_run(cuda, &to_weight, workspace);
+    if (status == ONEPASS_OK && p->grad_bias.data)
+        status = onep_column_sums(cuda, "linear_backward", &p->grad_output, &p->rows, p->columns, &p->grad_bias);
+    return status;
+}
+
+onepass_status onep_linear_cuda(const onepass_handle *handle, const onep_linear_problem *problem)
+{
+    return onep_linear_cuda_run(handle->cuda, problem, onep_math_of(handle));
+}
+
+onepass_status onep_linear_backward_cuda(const onepass_handle *handle, const onep_linear_backward_problem *problem)
+{
+    return onep_linear_backward_cuda_run(handle->cuda, problem, onep_math_of(handle));
+}

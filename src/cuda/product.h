@@ -1,0 +1,48 @@
+/*
+ * A product of two matrices on the device: by cuBLASLt where it is there and takes the operands, by the library's own
+ * kernel (any strides, any types, slower) where not.
+ */
+#ifndef ONEP_PRODUCT_H
+#define ONEP_PRODUCT_H
+
+#include "cublaslt.h"
+#include "device.h"
+#include "tensor.h"
+
+typedef struct onep_products onep_products;
+
+/* What a device multiplies with. The context is current. NULL: no memory. */
+onep_products *onep_products_create(void);
+void onep_products_destroy(onep_products *products); /* NULL is allowed */
+
+/*
+ * For people: who multiplies, "libcublasLt.so.13, 13.1.0", or why it is the library's own kernel. Returns whether it is
+ * cuBLASLt. Looks for the library if nobody has yet.
+ */
+int onep_products_describe(char *text, size_t size);
+
+/* c[m][n] = sum over k of a(m, k) b(n, k) + bias[n] */
+typedef struct onep_product {
+    const char *operator_name;
+    int64_t m, n, k;
+    onep_operand a, b, c;
+    onep_rows a_rows, b_rows, c_rows;
+    int a_swapped, b_swapped; /* the operand is stored with k along its rows */
+    onep_operand bias;        /* absent: 0 */
+    onep_product_math math;
+} onep_product;
+
+/*
+ * Bytes of workspace with which the product is fastest, at most ONEP_LT_MAX_WORKSPACE. Only m, n, k, the types of b and
+ * c, what is swapped and the math are looked at: one answer for all strides and addresses.
+ */
+size_t onep_product_workspace(onep_cuda *cuda, const onep_product *product);
+
+/* Puts it on the stream. The workspace is 256-byte aligned and has what onep_product_workspace says, or is NULL. */
+onepass_status onep_product_run(onep_cuda *cuda, const onep_product *product, void *workspace);
+
+/* out[j] = sum over the rows of x[i][j], in double */
+onepass_status onep_column_sums(onep_cuda *cuda, const char *operator_name, const onep_operand *x,
+                                const onep_rows *rows, int64_t columns, const onep_operand *out);
+
+#endif

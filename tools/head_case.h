@@ -1,0 +1,66 @@
+/*
+ * A head and its linear layer at any size, made on the spot: inputs uniform in [0, 1), weights as PyTorch initialises
+ * them, parameters and statistics that are not trivial. The same seed gives the same numbers. Shared by bench and
+ * check.
+ */
+#ifndef TOOL_HEAD_CASE_H
+#define TOOL_HEAD_CASE_H
+
+#include <stdbool.h>
+
+#include "element.h"
+
+/* The arrays of a case, compact; parameters have the type computed in, f64 for f64 and f32 otherwise. */
+enum {
+    HEAD_CASE_INPUT,
+    HEAD_CASE_WEIGHT,
+    HEAD_CASE_BIAS,
+    HEAD_CASE_GAMMA,
+    HEAD_CASE_BETA,
+    HEAD_CASE_SCALE,
+    HEAD_CASE_RUNNING_MEAN,
+    HEAD_CASE_RUNNING_VAR,
+    HEAD_CASE_GRAD_OUTPUT,
+    HEAD_CASE_OUTPUT,
+    HEAD_CASE_PRODUCT,
+    HEAD_CASE_MEAN,
+    HEAD_CASE_RSTD,
+    HEAD_CASE_GRAD_INPUT,
+    HEAD_CASE_GRAD_WEIGHT,
+    HEAD_CASE_GRAD_BIAS,
+    HEAD_CASE_GRAD_GAMMA,
+    HEAD_CASE_GRAD_BETA,
+    HEAD_CASE_GRAD_SCALE,
+    HEAD_CASE_ARRAYS
+};
+
+extern const char *const head_case_names[HEAD_CASE_ARRAYS];
+
+typedef struct head_case {
+    int64_t rows, depth, columns;
+    element_type type, computed;
+    uint64_t seed;
+    void *arrays[HEAD_CASE_ARRAYS];
+    int64_t shapes[HEAD_CASE_ARRAYS][2];
+    onepass_tensor tensors[HEAD_CASE_ARRAYS];
+    void *workspace;
+    size_t workspace_size;
+} head_case;
+
+/* Allocates and fills; the caller has set rows, depth, columns, type and seed. False: no memory for that many. */
+bool head_case_create(head_case *it);
+void head_case_destroy(head_case *it); /* also of a zeroed structure */
+
+int64_t head_case_count(const head_case *it, int array);
+
+/* Workspace for every call below on this handle; larger than before if need be. */
+onepass_status head_case_prepare(head_case *it, onepass_handle *handle);
+
+onepass_status head_case_linear(head_case *it, onepass_handle *handle, bool bias);
+onepass_status head_case_linear_backward(head_case *it, onepass_handle *handle);
+
+/* Keeps what backward needs. Running statistics are only read, so that every run does the same. */
+onepass_status head_case_forward(head_case *it, onepass_handle *handle, bool train);
+onepass_status head_case_backward(head_case *it, onepass_handle *handle, bool train);
+
+#endif
