@@ -1,12 +1,26 @@
 """KL divergence of arrays on the CPU: NumPy's, and those of anything else that speaks DLPack. Results are NumPy's."""
 
+import types
+
 import numpy
 
 from onepass import errors, library
 
+_LENDS_READ_ONLY = tuple(int(part) for part in numpy.__version__.split(".")[:2]) >= (2, 1)
+
 
 def _no_workspace(array, size):
     raise errors.Unsupported("onepass.kl_div works on the CPU; use onepass.torch for CUDA tensors")
+
+
+def _lent(name, array):
+    """The array as the library can take it: inputs are only read, but NumPy before 2.1 lends no read-only memory."""
+    if isinstance(array, numpy.ma.MaskedArray):
+        raise errors.Unsupported("%s: a masked array; its mask would be ignored. Use row_mask, or fill it" % name)
+    if not isinstance(array, numpy.ndarray) or array.flags.writeable or _LENDS_READ_ONLY:
+        return array
+    interface = dict(array.__array_interface__, data=(array.ctypes.data, False))
+    return numpy.asarray(types.SimpleNamespace(__array_interface__=interface, owner=array))
 
 
 def _array(name, value):
@@ -15,7 +29,7 @@ def _array(name, value):
         if not hasattr(value, "__dlpack__"):
             raise TypeError("%s: %s is not an array: it has no __dlpack__" % (name, type(value).__name__))
         value = numpy.from_dlpack(value)
-    return value
+    return _lent(name, value)
 
 
 def _kl(form, predictions, targets, reduction, divisor, row_weights, row_mask, semantics, gradients, threads):
@@ -25,7 +39,8 @@ def _kl(form, predictions, targets, reduction, divisor, row_weights, row_mask, s
     shape = {"none": predictions.shape, "rows": predictions.shape[:-1]}.get(reduction, ())
     value = numpy.empty(shape, dtype)
     grads = [numpy.empty(a.shape, a.dtype) if gradients else None for a in (predictions, targets)]
-    if row_mask is not None and getattr(row_mask, "dtype", None) == bool:
+    row_weights, row_mask = _lent("row_weights", row_weights), _lent("row_mask", row_mask)
+    if isinstance(row_mask, numpy.ndarray) and row_mask.dtype == bool:
         row_mask = row_mask.view(numpy.uint8)  # NumPy before 1.25 does not hand booleans out
     library.kl(form, predictions, targets, number, library.option("semantics", semantics, library.SEMANTICS), divisor,
                row_weights, row_mask, None, None, value, grads[0], grads[1], threads, _no_workspace)

@@ -1,27 +1,28 @@
 /*
  * The handles calls are made with. A handle serves one call at a time. One of the CPU is taken for the length of the
  * call and put back, so that threads which call at the same time have one each; one of a GPU belongs to a device and a
- * stream, and is used by one call at a time because that call holds the GIL (a launch is short). None is destroyed
- * while the process lives: a graph that was captured with it may be replayed at any time.
+ * stream (and to a way of multiplying fp32 matrices), and is used by one call at a time because that call holds the GIL
+ * (a launch is short). None is destroyed while the process lives: a graph that was captured with it may be replayed at
+ * any time.
  */
 #include <stdlib.h>
 
 #include "native.h"
 
-enum { LEAST_WORKSPACE = 1 << 16 };
+enum { LEAST_WORKSPACE = 1 << 16, MOST_KEPT = 1 << 25 }; /* bytes */
 
 static native_lease *leases;
 
-static native_lease *find(onepass_device device, void *stream, int32_t threads)
+static native_lease *find(onepass_device device, void *stream, int32_t threads, int32_t products)
 {
     for (native_lease *l = leases; l; l = l->next)
         if (!l->taken && l->device.type == device.type && l->device.id == device.id && l->stream == stream &&
-            l->threads == threads)
+            l->threads == threads && l->products == products)
             return l;
     return NULL;
 }
 
-static native_lease *create(onepass_device device, void *stream, int32_t threads)
+static native_lease *create(onepass_device device, void *stream, int32_t threads, int32_t products)
 {
     native_lease *l = calloc(1, sizeof *l);
     if (!l) {
@@ -29,6 +30,7 @@ static native_lease *create(onepass_device device, void *stream, int32_t threads
         return NULL;
     }
     onepass_config config = {.size = sizeof config, .device = device, .stream = stream, .threads = threads};
+    config.fp32_products = products;
     config.trust_addresses = device.type == ONEPASS_CUDA; /* who made the tensor has said where it is */
     onepass_status status = onepass_create(&config, &l->handle);
     if (status != ONEPASS_OK) {
@@ -39,31 +41,40 @@ static native_lease *create(onepass_device device, void *stream, int32_t threads
     l->device = device;
     l->stream = stream;
     l->threads = threads;
+    l->products = products;
     l->next = leases;
     leases = l;
     return l;
 }
 
-native_lease *native_take(const native_tensor *tensor, int32_t threads)
+native_lease *native_take_products(const native_tensor *tensor, int32_t threads, int32_t products)
 {
     onepass_device device = tensor->view.device;
-    void *stream = device.type == ONEPASS_CUDA ? tensor->stream : NULL;
-    if (device.type == ONEPASS_CUDA)
+    int is_cuda = device.type == ONEPASS_CUDA;
+    void *stream = is_cuda ? tensor->stream : NULL;
+    if (is_cuda)
         threads = 0;
-    native_lease *l = find(device, stream, threads);
+    else
+        products = 0;
+    native_lease *l = find(device, stream, threads, products);
     if (!l)
-        l = create(device, stream, threads);
+        l = create(device, stream, threads, products);
     if (l)
         l->taken = 1;
     return l;
 }
 
+native_lease *native_take(const native_tensor *tensor, int32_t threads)
+{
+    return native_take_products(tensor, threads, ONEPASS_FP32_FULL);
+}
+
 void native_put_back(native_lease *lease)
 {
-    PyObject *captured = lease->captured;
-    lease->captured = NULL;
+    PyObject *own = lease->own;
+    lease->own = NULL;
     lease->taken = 0;
-    Py_XDECREF(captured);
+    Py_XDECREF(own);
 }
 
 /* allocate(like, bytes), and where its memory is; NULL with an exception set. */
@@ -87,8 +98,8 @@ static PyObject *new_workspace(size_t bytes, PyObject *like, PyObject *allocate,
 void *native_workspace(native_lease *lease, size_t bytes, PyObject *like, PyObject *allocate)
 {
     void *data = NULL;
-    if (onepass_is_capturing(lease->handle)) {
-        lease->captured = new_workspace(bytes, like, allocate, &data);
+    if (bytes > MOST_KEPT || onepass_is_capturing(lease->handle)) {
+        lease->own = new_workspace(bytes, like, allocate, &data);
         return data;
     }
     if (lease->workspace_size < bytes) {

@@ -78,18 +78,15 @@ PyObject *native_kl(PyObject *module, PyObject *const *arguments, Py_ssize_t cou
         PyErr_Format(PyExc_TypeError, "kl takes 15 arguments, not %zd", count);
         return NULL;
     }
-    long form = PyLong_AsLong(arguments[0]);
-    onepass_kl_options options = {
-        .size = sizeof options,
-        .reduction = (onepass_reduction)PyLong_AsLong(arguments[3]),
-        .semantics = (onepass_semantics)PyLong_AsLong(arguments[4]),
-        .divisor = PyFloat_AsDouble(arguments[5]),
-    };
-    long threads = PyLong_AsLong(arguments[13]);
+    onepass_kl_options options = {.size = sizeof options, .divisor = PyFloat_AsDouble(arguments[5])};
+    int32_t form = native_integer(arguments[0], "kl: form");
+    options.reduction = (onepass_reduction)native_integer(arguments[3], "kl: reduction");
+    options.semantics = (onepass_semantics)native_integer(arguments[4], "kl: semantics");
+    int32_t threads = native_integer(arguments[13], "kl: threads");
     if (PyErr_Occurred())
         return NULL;
     if (form < 0 || form > 3) {
-        PyErr_Format(PyExc_ValueError, "kl: form: %ld; it must be from 0 to 3", form);
+        PyErr_Format(PyExc_ValueError, "kl: form: %d; it must be from 0 to 3", (int)form);
         return NULL;
     }
 
@@ -107,7 +104,7 @@ PyObject *native_kl(PyObject *module, PyObject *const *arguments, Py_ssize_t cou
         options.row_mask = native_view(&tensors[ROW_MASK]);
         options.grad_value = native_view(&tensors[GRAD_VALUE]);
         options.grad_made_for = native_view(&tensors[GRAD_MADE_FOR]);
-        result = call(entries[form], tensors, &options, (int32_t)threads, arguments);
+        result = call(entries[form], tensors, &options, threads, arguments);
     }
     while (read > 0)
         native_release(&tensors[--read]);

@@ -12,6 +12,14 @@ PyObject *native_raise(onepass_status status)
     return NULL;
 }
 
+int32_t native_integer(PyObject *object, const char *name)
+{
+    long value = PyErr_Occurred() ? 0 : PyLong_AsLong(object);
+    if (value != (int32_t)value && !PyErr_Occurred())
+        PyErr_Format(PyExc_ValueError, "%s: %ld; it must fit 32 bits", name, value);
+    return (int32_t)value;
+}
+
 static PyObject *set_errors(PyObject *module, PyObject *given)
 {
     (void)module;
@@ -33,8 +41,9 @@ static PyObject *info(PyObject *module, PyObject *const *arguments, Py_ssize_t c
         PyErr_SetString(PyExc_TypeError, "info(device_type, device_id)");
         return NULL;
     }
-    native_tensor nothing = {
-        .view.device = {(int32_t)PyLong_AsLong(arguments[0]), (int32_t)PyLong_AsLong(arguments[1])}};
+    native_tensor nothing = {.present = 0};
+    nothing.view.device.type = native_integer(arguments[0], "info: device_type");
+    nothing.view.device.id = native_integer(arguments[1], "info: device_id");
     if (PyErr_Occurred())
         return NULL;
     native_lease *lease = native_take(&nothing, 0);
@@ -51,6 +60,10 @@ static PyObject *info(PyObject *module, PyObject *const *arguments, Py_ssize_t c
 
 static PyMethodDef functions[] = {
     {"kl", FASTCALL(native_kl), "See python/src/kl.c."},
+    {"linear", FASTCALL(native_linear), "See python/src/linear.c."},
+    {"linear_backward", FASTCALL(native_linear_backward), "See python/src/linear.c."},
+    {"head", FASTCALL(native_head), "See python/src/head.c."},
+    {"head_backward", FASTCALL(native_head_backward), "See python/src/head.c."},
     {"info", FASTCALL(info), "The level and the threads of a handle on a device."},
     {"register_torch", FASTCALL(native_register_torch), "Makes torch's tensors known by their attributes."},
     {"set_errors", set_errors, METH_O, "The exception class of each status."},
@@ -78,11 +91,25 @@ PyMODINIT_FUNC PyInit__native(void)
         const char *name;
         int value;
     } constants[] = {
-        {"BATCHMEAN", ONEPASS_BATCHMEAN}, {"MEAN", ONEPASS_MEAN},     {"SUM", ONEPASS_SUM},
-        {"ROWS", ONEPASS_ROWS},           {"NONE", ONEPASS_NONE},     {"DIVISOR", ONEPASS_DIVISOR},
-        {"STRICT", ONEPASS_STRICT},       {"FINITE", ONEPASS_FINITE}, {"CPU", ONEPASS_CPU},
-        {"CUDA", ONEPASS_CUDA},           {"INT", ONEPASS_INT},       {"UINT", ONEPASS_UINT},
-        {"FLOAT", ONEPASS_FLOAT},         {"BFLOAT", ONEPASS_BFLOAT}, {"BOOL", ONEPASS_BOOL},
+        {"BATCHMEAN", ONEPASS_BATCHMEAN},
+        {"MEAN", ONEPASS_MEAN},
+        {"SUM", ONEPASS_SUM},
+        {"ROWS", ONEPASS_ROWS},
+        {"NONE", ONEPASS_NONE},
+        {"DIVISOR", ONEPASS_DIVISOR},
+        {"STRICT", ONEPASS_STRICT},
+        {"FINITE", ONEPASS_FINITE},
+        {"CPU", ONEPASS_CPU},
+        {"CUDA", ONEPASS_CUDA},
+        {"INT", ONEPASS_INT},
+        {"UINT", ONEPASS_UINT},
+        {"FLOAT", ONEPASS_FLOAT},
+        {"BFLOAT", ONEPASS_BFLOAT},
+        {"BOOL", ONEPASS_BOOL},
+        {"BATCH_STATISTICS", ONEPASS_BATCH_STATISTICS},
+        {"RUNNING_STATISTICS", ONEPASS_RUNNING_STATISTICS},
+        {"FP32_FULL", ONEPASS_FP32_FULL},
+        {"FP32_TF32", ONEPASS_FP32_TF32},
     };
     PyObject *module = PyModule_Create(&definition);
     if (!module)

@@ -53,38 +53,48 @@ PyObject *native_register_torch(PyObject *module, PyObject *const *arguments, Py
 
 /* ---- handles (handles.c) ----------------------------------------------------------------------------------------- */
 
-/* A handle for the length of one call, and on a GPU the workspace that goes with its stream. */
+/* A handle for the length of one call, and the workspace that goes with it. */
 typedef struct native_lease {
     struct native_lease *next;
     onepass_handle *handle;
     onepass_device device;
-    void *stream;    /* CUDA */
-    int32_t threads; /* CPU: as asked for */
+    void *stream;     /* CUDA */
+    int32_t threads;  /* CPU: as asked for */
+    int32_t products; /* CUDA: onepass_fp32_products */
     int taken;
     PyObject *workspace; /* a tensor; NULL: none yet */
     void *workspace_data;
     size_t workspace_size;
-    PyObject *captured; /* the workspace of the one call that is being captured */
+    PyObject *own; /* the workspace of this one call, which is being captured or needs much; NULL: none */
 } native_lease;
 
 /* The caller holds the GIL, and on a GPU keeps it until it puts the lease back. NULL with an exception set. */
 native_lease *native_take(const native_tensor *tensor, int32_t threads);
+/* The same for a call that multiplies matrices; on the CPU `products` is not looked at. */
+native_lease *native_take_products(const native_tensor *tensor, int32_t threads, int32_t products);
 void native_put_back(native_lease *lease);
 
 /*
- * The address of at least `bytes` of workspace; allocate(like, bytes) makes a tensor of them. Launches on a stream
- * follow each other and share one; a call that is being captured gets its own, which belongs to the graph. NULL with an
- * exception set.
+ * The address of at least `bytes` of workspace; allocate(like, bytes) makes a tensor of them. Calls with a lease follow
+ * each other and share one. A call that is being captured gets its own, which belongs to the graph; one that needs much
+ * gets its own, too, so that nobody keeps it. NULL with an exception set.
  */
 void *native_workspace(native_lease *lease, size_t bytes, PyObject *like, PyObject *allocate);
 
-/* ---- errors (module.c) ------------------------------------------------------------------------------------------- */
+/* ---- errors and numbers (module.c) ------------------------------------------------------------------------------- */
 
 /* Sets the exception of a failed call; returns NULL. */
 PyObject *native_raise(onepass_status status);
 
+/* A number of 32 bits, of no meaning if an exception is set now. `name` says whose it is: "kl: threads". */
+int32_t native_integer(PyObject *object, const char *name);
+
 /* ---- operators --------------------------------------------------------------------------------------------------- */
 
-PyObject *native_kl(PyObject *module, PyObject *const *arguments, Py_ssize_t count); /* kl.c */
+PyObject *native_kl(PyObject *module, PyObject *const *arguments, Py_ssize_t count);     /* kl.c */
+PyObject *native_linear(PyObject *module, PyObject *const *arguments, Py_ssize_t count); /* linear.c */
+PyObject *native_linear_backward(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
+PyObject *native_head(PyObject *module, PyObject *const *arguments, Py_ssize_t count); /* head.c */
+PyObject *native_head_backward(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
 
 #endif

@@ -167,7 +167,9 @@ static int read_torch(PyObject *object, native_tensor *tensor)
     PyObject *shape = PyObject_GetAttr(object, torch.names[SHAPE]);
     if (!shape)
         return -1;
-    Py_ssize_t ndim = PyTuple_Size(shape);
+    Py_ssize_t ndim = PyTuple_Check(shape) ? PyTuple_Size(shape) : -1;
+    if (ndim < 0)
+        PyErr_Format(PyExc_TypeError, "a tensor's shape is %R, not a tuple", shape);
     int64_t *room = ndim < 0 ? NULL : dimensions(tensor, ndim);
     if (!room) {
         Py_DECREF(shape);
@@ -287,8 +289,14 @@ int native_read(PyObject *object, const char *name, native_tensor *tensor)
 void native_release(native_tensor *tensor)
 {
     PyMem_Free(tensor->more);
+    if (!tensor->managed && !tensor->versioned)
+        return;
+    /* The owner may run Python code now, which must not meet the exception of a failed call. */
+    PyObject *type, *value, *traceback;
+    PyErr_Fetch(&type, &value, &traceback);
     if (tensor->managed && tensor->managed->deleter)
         tensor->managed->deleter(tensor->managed);
     if (tensor->versioned && tensor->versioned->deleter)
         tensor->versioned->deleter(tensor->versioned);
+    PyErr_Restore(type, value, traceback);
 }

@@ -132,7 +132,7 @@ static onepass_status launch_flat(const onepass_handle *handle, const onep_kl_pr
         kind = "sum";
     else if (a.common.outputs == (ONEP_CUDA_SUM | ONEP_CUDA_GRAD_PREDICTIONS))
         kind = "grad";
-    else if (a.common.outputs == ONEP_CUDA_GRAD_PREDICTIONS)
+    else if (a.common.outputs == ONEP_CUDA_GRAD_PREDICTIONS && !a.upstream) /* it reads no upstream an element */
         kind = "back";
     char name[48];
     snprintf(name, sizeof name, "onep_kl_flat_%s_%d_%s", type_words[type], (int)k->form, kind);

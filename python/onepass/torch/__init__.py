@@ -1,13 +1,20 @@
-"""Drop-in losses for PyTorch, on the CPU and on CUDA.
+"""Drop-in losses and heads for PyTorch, on the CPU and on CUDA.
 
     kl_div, KLDivLoss             torch.nn.functional.kl_div and torch.nn.KLDivLoss: the input holds log-probabilities
     kl_div_probs, KLDivProbsLoss  the input holds probabilities; the logarithm is part of the pass
+    linear                        torch.nn.functional.linear, with all digits of float32
+    linear_batch_norm_softmax, LinearBatchNormSoftmax
+                                  linear layer, batch normalisation, scale and softmax as one operator
     rewrite                       replaces what it recognises in a model, and says what it did not
 
 Works with PyTorch 1.10 and later; torch.func, torch.compile and torch.export from 2.1 on.
 """
 
+from onepass.torch.head import LinearBatchNormSoftmax, linear_batch_norm_softmax
 from onepass.torch.kl import kl_div, kl_div_probs
+from onepass.torch.linear import linear
 from onepass.torch.modules import KLDivLoss, KLDivProbsLoss
+from onepass.torch.rewrite import rewrite
 
-__all__ = ["kl_div", "kl_div_probs", "KLDivLoss", "KLDivProbsLoss"]
+__all__ = ["kl_div", "kl_div_probs", "KLDivLoss", "KLDivProbsLoss", "linear", "linear_batch_norm_softmax",
+           "LinearBatchNormSoftmax", "rewrite"]

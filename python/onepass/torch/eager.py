@@ -16,13 +16,16 @@ HAS_TRACED = VERSION >= (2, 1)
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
-def _no():
+def _no(*arguments):
     return False
 
 
+_functorch = getattr(torch._C, "_functorch", None)
+
 is_compiling = getattr(getattr(torch, "compiler", None), "is_compiling", _no)
+is_batched = getattr(_functorch, "is_legacy_batchedtensor", _no)  # by torch.autograd.grad(is_grads_batched=True)
 _dispatch_modes = getattr(torch._C, "_len_torch_dispatch_stack", _no)
-_transforms = getattr(getattr(torch._C, "_functorch", None), "peek_interpreter_stack", _no)
+_transforms = getattr(_functorch, "peek_interpreter_stack", _no)
 is_tracing = torch._C._is_tracing  # by torch.jit.trace
 _forward_mode = torch.autograd.forward_ad
 
@@ -54,7 +57,8 @@ if VERSION >= (2, 4):
 
     def autocasts(tensor):
         """True if PyTorch would compute kl_div in float32 here, whatever its inputs are."""
-        return torch.is_autocast_enabled(tensor.device.type)
+        kind = tensor.device.type
+        return kind in ("cpu", "cuda") and torch.is_autocast_enabled(kind)
 
 else:
 
@@ -95,7 +99,7 @@ def empty_scalar(tensor, dtype):
     key = tensor.device, dtype
     model = _scalars.get(key)
     if model is None:
-        model = tensor.new_empty((), dtype=dtype)
+        model = torch.empty((), dtype=dtype, device=tensor.device)  # not of the tensor's class
         if place_of(tensor) is not None:
             _scalars[key] = model
     return torch.empty_like(model)

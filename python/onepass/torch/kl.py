@@ -7,7 +7,6 @@ kl_eager.py or, where PyTorch must see it, by kl_traced.py.
 import warnings
 
 import torch
-import torch.fx
 from torch.nn import _reduction
 from torch.overrides import handle_torch_function, has_torch_function
 
@@ -54,18 +53,21 @@ def _check_rows(row_weights, row_mask):
 
 
 def _broadcast(predictions, targets, call):
-    """As PyTorch does it: the batch is the input's own, whatever it is broadcast to, and a tensor without dimensions
-    takes the other's type."""
-    if call.reduction == kl_calls.BATCHMEAN and predictions.dim():
-        batch = predictions.shape[0]
-        # A batch of none: 0 / 0, which is what the mean gives.
-        call = call._replace(reduction=kl_calls.DIVISOR if batch else kl_calls.MEAN, divisor=float(batch))
-    elif call.reduction == kl_calls.BATCHMEAN:
-        call = call._replace(reduction=kl_calls.SUM)
-    dtype = torch.result_type(predictions, targets)
-    predictions, targets = torch.broadcast_tensors(predictions if predictions.dim() else predictions.to(dtype),
-                                                   targets if targets.dim() else targets.to(dtype))
-    return predictions, targets, call
+    """(predictions, targets, call, what to divide by afterwards). As PyTorch does it: the batch is the input's own,
+    whatever it is broadcast to, and a tensor without dimensions takes the other's type."""
+    over = 1
+    if call.reduction == kl_calls.BATCHMEAN:
+        batch = predictions.shape[0] if predictions.dim() else 1
+        if eager.is_compiling():  # a size that varies must not become a constant of the operator
+            call, over = call._replace(reduction=kl_calls.SUM), batch
+        elif batch == 0:  # 0 / 0, which is what the mean gives
+            call = call._replace(reduction=kl_calls.MEAN)
+        else:
+            call = call._replace(reduction=kl_calls.DIVISOR, divisor=float(batch))
+    predictions, targets = torch.broadcast_tensors(
+        predictions if predictions.dim() else predictions.to(targets.dtype),
+        targets if targets.dim() else targets.to(predictions.dtype))
+    return predictions, targets, call, over
 
 
 def _kl(form, predictions, targets, reduction, divisor, row_weights, row_mask, semantics):
@@ -74,14 +76,16 @@ def _kl(form, predictions, targets, reduction, divisor, row_weights, row_mask, s
     call = _call(form, reduction, semantics, divisor)
     if row_weights is not None or row_mask is not None:
         _check_rows(row_weights, row_mask)
+    over = 1
     if predictions.shape != targets.shape:
-        predictions, targets, call = _broadcast(predictions, targets, call)
+        predictions, targets, call, over = _broadcast(predictions, targets, call)
     if (predictions.dtype in _HALF or targets.dtype in _HALF) and eager.autocasts(predictions):
         call = call._replace(dtype=torch.promote_types(kl_calls.value_dtype(call, predictions, targets),
                                                        torch.float32))
     if eager.is_plain(predictions, targets):
         return kl_eager.kl(predictions, targets, row_weights, row_mask, call)
-    return kl_traced.kl(predictions, targets, row_weights, row_mask, call)
+    value = kl_traced.kl(predictions, targets, row_weights, row_mask, call)
+    return value if over == 1 else value / over
 
 
 def kl_div(input, target, size_average=None, reduce=None, reduction="mean", log_target=False, *, divisor=None,
@@ -103,6 +107,7 @@ def kl_div(input, target, size_average=None, reduce=None, reduction="mean", log_
     Gradients to input and target, of any order. Shapes broadcast as in PyTorch; row_weights and row_mask then have the
     broadcast shape without its last dimension. Half types are computed in float32.
     """
+    # So a symbolic trace of somebody's model keeps the call whole: traced through, it would lose its gradients.
     if has_torch_function((input, target)):
         return handle_torch_function(kl_div, (input, target), input, target, size_average=size_average, reduce=reduce,
                                      reduction=reduction, log_target=log_target, divisor=divisor,
@@ -112,7 +117,7 @@ def kl_div(input, target, size_average=None, reduce=None, reduction="mean", log_
         legacy = _reduction.legacy_get_string(size_average, reduce)
         loss = _kl(form, input, target, legacy, divisor, row_weights, row_mask, semantics)
         return loss / input.shape[0] if reduction == "batchmean" and input.dim() else loss
-    if reduction == "mean":
+    if reduction == "mean" and not eager.is_compiling():
         warnings.warn("reduction: 'mean' divides the total loss by both the batch size and the support size. "
                       "The divergence of a batch is 'batchmean', which PyTorch says 'mean' will become.", stacklevel=2)
     return _kl(form, input, target, reduction, divisor, row_weights, row_mask, semantics)
@@ -131,8 +136,3 @@ def kl_div_probs(predictions, targets, reduction="batchmean", log_target=False, 
                                      row_mask=row_mask, semantics=semantics)
     form = library.LOG_TARGETS if log_target else 0
     return _kl(form, predictions, targets, reduction, divisor, row_weights, row_mask, semantics)
-
-
-# A symbolic trace of somebody's model keeps the calls whole: traced through, they would lose their gradients.
-torch.fx.wrap("kl_div")
-torch.fx.wrap("kl_div_probs")

@@ -16,6 +16,9 @@ import torch
 from onepass.torch import eager, kl_calls, kl_derivatives
 from onepass.torch.kl_calls import NONE, ROWS
 
+if eager.HAS_TRACED:
+    from onepass.torch import kl_traced
+
 _SMALL = 8192  # elements
 
 # {place: upstream gradient}. A copy, never written again: the caller may change his own between forward and backward.
@@ -46,7 +49,6 @@ class KL(torch.autograd.Function):
         ctx.save_for_backward(predictions, targets, row_weights, row_mask)
         ctx.call = call
         if call.reduction == ROWS or call.reduction == NONE or predictions.numel() <= _SMALL:
-            ctx.made = None
             return kl_calls.value(call, predictions, targets, row_weights, row_mask)
         upstream = _expect(predictions)
         value, grad_predictions, grad_targets = kl_calls.value_and_gradients(
@@ -57,11 +59,13 @@ class KL(torch.autograd.Function):
     @staticmethod
     def backward(ctx, upstream):
         predictions, targets, row_weights, row_mask = ctx.saved_tensors
-        made, ctx.made = ctx.made, None
+        made = ctx.__dict__.pop("made", None)  # in one step: another thread may be going back through this graph
         needs = ctx.needs_input_grad
         if upstream.is_neg():
             upstream = upstream.resolve_neg()
-        if torch.is_grad_enabled():
+        if not eager.is_plain(upstream, predictions) or eager.is_batched(upstream):
+            grads = kl_traced.gradients(upstream, predictions, targets, row_weights, row_mask, ctx.call, needs)
+        elif torch.is_grad_enabled():
             grads = Backward.apply(upstream, predictions, targets, row_weights, row_mask, ctx.call, needs[:2])
         elif made is None:
             grads = kl_calls.gradients(ctx.call, upstream, predictions, targets, row_weights, row_mask, needs)

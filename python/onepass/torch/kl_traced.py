@@ -7,6 +7,7 @@ the upstream gradient beforehand.
 
 import torch
 
+from onepass import errors
 from onepass.torch import eager, kl_calls, kl_derivatives
 from onepass.torch.kl_calls import NONE, ROWS, Call
 
@@ -194,6 +195,7 @@ class KLWithTangents(KL):
     def setup_context(ctx, inputs, output):
         KL.setup_context(ctx, inputs, output)
         ctx.save_for_forward(*inputs[:4])
+        ctx.set_materialize_grads(False)  # a tensor without a tangent comes as None, not as zeros
 
     @staticmethod
     def jvp(ctx, d_predictions, d_targets, d_row_weights, d_row_mask, *none):
@@ -211,5 +213,21 @@ def _apply_backward(*arguments):
     return (torch.ops.onepass.kl_backward if eager.is_compiling() else Backward.apply)(*arguments)
 
 
+def _check_levels():
+    """PyTorch runs a function's rule for forward mode with forward mode off: within another one its derivative would be
+    lost without a word."""
+    levels = torch._C._functorch.get_interpreter_stack() or ()
+    if sum(level.key() == torch._C._functorch.TransformType.Jvp for level in levels) > 1:
+        raise errors.Unsupported("kl_div: forward mode within forward mode is not supported; use jacfwd(jacrev(...)), "
+                                 "which torch.func.hessian is")
+
+
 def kl(predictions, targets, row_weights, row_mask, call):
+    if not eager.is_compiling():
+        _check_levels()
     return _apply_kl(predictions, targets, row_weights, row_mask, *call)
+
+
+def gradients(upstream, predictions, targets, row_weights, row_mask, call, needs):
+    """Of a call that was plain, in a backward pass that is not."""
+    return _apply_backward(upstream, predictions, targets, row_weights, row_mask, *call, needs[0], needs[1])

@@ -1,0 +1,166 @@
+"""linear_batch_norm_softmax: a linear layer, batch normalisation, a scale and softmax as one operator, and its module.
+
+Here arguments are read and the way is chosen. Plain eager calls go to the library (head_eager.py). A call that is
+compiled, traced or transformed, and one that PyTorch's own operations would refuse or that the library does not have, is
+made of those operations: they decide, and theirs are the errors.
+"""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.overrides import handle_torch_function, has_torch_function
+
+from onepass.torch import eager, head_eager, matrices
+
+# Before that, autocast on the CPU gave batch_norm and softmax float32.
+_CPU_AUTOCAST_KEEPS_HALF = eager.VERSION >= (1, 12)
+
+
+def _composite(input, weight, bias, running_mean, running_var, gamma, beta, scale, training, momentum, eps,
+               num_batches_tracked):
+    """The same in PyTorch's operations."""
+    y = F.linear(input, weight, bias)
+    if y.dim() not in (2, 3):
+        raise ValueError("expected 2D or 3D input (got %dD input)" % y.dim())
+    counts = training and num_batches_tracked is not None
+    if counts:
+        num_batches_tracked.add_(1)
+    if momentum is None and counts and running_mean is not None:
+        z = _cumulative(y, running_mean, running_var, gamma, beta, eps, num_batches_tracked)
+    else:
+        z = F.batch_norm(y, running_mean, running_var, gamma, beta, training, 0.0 if momentum is None else momentum, eps)
+    return torch.softmax(scale * z, 1)
+
+
+def _cumulative(y, running_mean, running_var, gamma, beta, eps, count):
+    """batch_norm with the cumulative average of the statistics, and no number read by the host: with momentum 1 PyTorch
+    gives those of the batch (of an empty one, those that were)."""
+    mean, var = running_mean.clone(), running_var.clone()
+    z = F.batch_norm(y, mean, var, gamma, beta, True, 1.0, eps)
+    with torch.no_grad():
+        factor = count.to(running_mean.dtype).reciprocal()
+        running_mean.add_((mean - running_mean) * factor)
+        running_var.add_((var - running_var) * factor)
+    return z
+
+
+def _fits_types(input, bias, parameters, scale, autocast):
+    """Types that PyTorch's chain takes: one for the product, and for normalisation that one, or float32 beside halves."""
+    y = input.dtype
+    beside = (y, torch.float32) if y in matrices.HALF else (y,)
+    return ((bias is None or bias.dtype is y or (autocast and bias.dtype in matrices.FLOATS[:3]))
+            and all(parameter is None or parameter.dtype in beside for parameter in parameters)
+            and scale.dtype in matrices.FLOATS)
+
+
+def _fits(input, weight, bias, running_mean, running_var, gamma, beta, scale, training, momentum, eps, count, autocast):
+    if input.dim() != 2 or weight.dim() != 2 or input.shape[1] != weight.shape[1]:
+        return False
+    if input.dtype not in matrices.FLOATS or weight.dtype is not input.dtype:
+        return False
+    feature = weight.shape[:1]
+    parameters = (running_mean, running_var, gamma, beta)
+    if not _fits_types(input, bias, parameters, scale, autocast):
+        return False
+    if any(tensor is not None and tensor.shape != feature for tensor in (bias,) + parameters):
+        return False
+    if tuple(scale.shape) not in ((), (1,), (1, 1), (feature[0],), (1, feature[0])):
+        return False
+    if (running_mean is None) != (running_var is None) or not (eps >= 0 and math.isfinite(eps)):
+        return False
+    if not training:
+        return running_mean is not None
+    # PyTorch has its own words for a batch of 1.
+    return (input.shape[0] != 1 and (count is None or (count.dtype is torch.int64 and count.numel() == 1))
+            and (momentum is None or math.isfinite(momentum)))
+
+
+def _output_dtype(input, scale, autocast):
+    """What scale * y, and softmax of it, have in PyTorch."""
+    dtype = input.dtype if scale.dim() == 0 else torch.promote_types(input.dtype, scale.dtype)
+    if autocast and (input.is_cuda or not _CPU_AUTOCAST_KEEPS_HALF):
+        return torch.promote_types(dtype, torch.float32)
+    return dtype
+
+
+def linear_batch_norm_softmax(input, weight, bias, running_mean, running_var, gamma, beta, scale, training, momentum, eps,
+                              num_batches_tracked=None):
+    """softmax(scale * batch_norm(linear(input, weight, bias), ...), dim=1) as one operator.
+
+    input [B, K], weight [N, K], bias [N] or None
+    running_mean, running_var   [N] or both None: updated in place if training, normalised with if not
+    gamma, beta                 batch_norm's weight and bias, [N] or None
+    scale                       a tensor of one element, or of one a feature
+    training                    normalise with the statistics of the batch
+    momentum                    None: cumulative average, by num_batches_tracked, which no host reads
+    eps                         added to the variance
+    num_batches_tracked         int64: incremented in place if training; None: nobody counts
+
+    Gradients to input, weight, bias, gamma, beta and scale, of any order; that to the bias is exactly 0 with statistics
+    of the batch, where adding a constant to a feature changes nothing. Everything up to the output is computed in
+    float32 (float64 if the input is), half types and autocast included. The output's dtype is that of PyTorch's chain.
+    """
+    tensors = (input, weight, bias, running_mean, running_var, gamma, beta, scale, num_batches_tracked)
+    if has_torch_function(tensors):
+        return handle_torch_function(linear_batch_norm_softmax, tensors, input, weight, bias, running_mean, running_var,
+                                     gamma, beta, scale, training, momentum, eps,
+                                     num_batches_tracked=num_batches_tracked)
+    options = (training, momentum, eps, num_batches_tracked)
+    if not isinstance(scale, torch.Tensor) or not matrices.are_plain(tensors):
+        return _composite(input, weight, bias, running_mean, running_var, gamma, beta, scale, *options)
+    x, w = input, weight
+    autocast = eager.autocasts(input)
+    if autocast and input.dtype in matrices.FLOATS[:3] and weight.dtype in matrices.FLOATS[:3]:
+        dtype = matrices.autocast_dtype(input)
+        x, w = input.to(dtype), weight.to(dtype)
+    if not _fits(x, w, bias, running_mean, running_var, gamma, beta, scale, *options, autocast):
+        return _composite(input, weight, bias, running_mean, running_var, gamma, beta, scale, *options)
+    if momentum is None and (num_batches_tracked is None or running_mean is None):
+        momentum = 0.0  # as nn.BatchNorm1d, which then updates nothing
+    call = head_eager.Call(training, momentum, eps, running_mean, running_var, num_batches_tracked if training else None,
+                           _output_dtype(x, scale, autocast))
+    return head_eager.head(x, w, bias, gamma, beta, scale, call)
+
+
+# ---- module ----------------------------------------------------------------------------------------------------------
+
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_GLOBAL_HOOKS = [getattr(nn.modules.module, "_global" + name) for name in _HOOKS
+                 if hasattr(nn.modules.module, "_global" + name)]
+
+
+def _is_stock(module, kind):
+    """True if calling the module does what its class says, and nothing else."""
+    return type(module) is kind and "forward" not in module.__dict__ and not any(
+        module.__dict__.get(name) for name in _HOOKS)
+
+
+class LinearBatchNormSoftmax(nn.Module):
+    """A model's end: softmax(scale * bn(gemm(input)), dim=1), computed by linear_batch_norm_softmax.
+
+    Its state is that of a module with gemm = nn.Linear, bn = nn.BatchNorm1d and a parameter scale of ones, made in this
+    order: the same seed gives the same numbers, and a state_dict goes both ways. If somebody hooks, parametrizes or
+    replaces gemm or bn they are called as the modules they are.
+    """
+
+    def __init__(self, in_features, out_features, bn_eps=1e-5, bn_momentum=0.1, scale_shape=(1,), bias=True, affine=True,
+                 track_running_stats=True, *, device=None, dtype=None):
+        super().__init__()
+        self.gemm = nn.Linear(in_features, out_features, bias=bias, device=device, dtype=dtype)
+        self.bn = nn.BatchNorm1d(out_features, eps=bn_eps, momentum=bn_momentum, affine=affine,
+                                 track_running_stats=track_running_stats, device=device, dtype=dtype)
+        self.scale = nn.Parameter(torch.ones(scale_shape, device=device, dtype=dtype))
+
+    def forward(self, input):
+        gemm, bn = self.gemm, self.bn
+        if not (_is_stock(gemm, nn.Linear) and _is_stock(bn, nn.BatchNorm1d)) or any(_GLOBAL_HOOKS):
+            return torch.softmax(self.scale * bn(gemm(input)), 1)
+        # As nn.BatchNorm1d reads its own attributes, track_running_stats set to False later included.
+        uses_running = bn.track_running_stats or not bn.training
+        training = bn.training or (bn.running_mean is None and bn.running_var is None)
+        counts = bn.training and bn.track_running_stats
+        return linear_batch_norm_softmax(input, gemm.weight, gemm.bias, bn.running_mean if uses_running else None,
+                                         bn.running_var if uses_running else None, bn.weight, bn.bias, self.scale,
+                                         training, bn.momentum, bn.eps, bn.num_batches_tracked if counts else None)

@@ -1,0 +1,80 @@
+"""What linear and head share: which tensors go straight to the library, autocast, and how fp32 matrices are multiplied."""
+
+import torch
+from torch.autograd import forward_ad
+
+from onepass import _native
+from onepass.torch import eager
+
+HALF = (torch.float16, torch.bfloat16)
+FLOATS = HALF + (torch.float32, torch.float64)
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+
+def are_plain(tensors):
+    """True if nobody but the library needs to see a call with these tensors (the first is not None) and it can take them
+    as they are: on one device that it knows, as strided memory."""
+    if eager.is_compiling():  # asked first: a compiler follows no further
+        return False
+    if eager.is_tracing() or forward_ad._current_level >= 0:
+        return False
+    device = tensors[0].device
+    if device.type not in ("cpu", "cuda"):
+        return False
+    for tensor in tensors:
+        # The imaginary part of a conjugate is in memory without its sign.
+        if tensor is not None and (type(tensor) not in _PLAIN or tensor.device != device
+                                   or tensor.layout is not torch.strided or tensor.is_neg()):
+            return False
+    return eager.is_plain(tensors[0], tensors[0])
+
+
+# ---- autocast --------------------------------------------------------------------------------------------------------
+
+if eager.VERSION >= (2, 4):
+
+    def autocast_dtype(tensor):
+        """What autocast computes a linear layer in."""
+        return torch.get_autocast_dtype(tensor.device.type)
+
+else:
+
+    def autocast_dtype(tensor):
+        """What autocast computes a linear layer in."""
+        return torch.get_autocast_gpu_dtype() if tensor.is_cuda else torch.get_autocast_cpu_dtype()
+
+
+def no_autocast(tensor):
+    """A context without autocast, for PyTorch's operations on this tensor and its like."""
+    return torch.autocast("cuda" if tensor.is_cuda else "cpu", enabled=False)
+
+
+# ---- TF32 ------------------------------------------------------------------------------------------------------------
+
+_matmul = torch.backends.cuda.matmul
+
+
+def _has_fp32_precision():
+    try:
+        return bool(_matmul.fp32_precision)
+    except (AttributeError, AssertionError):  # before 2.9
+        return False
+
+
+if _has_fp32_precision():  # the older name fails once somebody has used this one
+
+    def _allows_tf32():
+        return _matmul.fp32_precision == "tf32"
+
+else:
+
+    def _allows_tf32():
+        return _matmul.allow_tf32
+
+
+def products(tensor):
+    """How the library multiplies: TF32 if PyTorch would, with the program's own setting."""
+    if tensor.is_cuda and tensor.dtype is torch.float32 and _allows_tf32():
+        return _native.FP32_TF32
+    return _native.FP32_FULL

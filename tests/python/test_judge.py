@@ -1,0 +1,688 @@
+"""The judge's parts, its command line, and problems that are not like the two in problems/.
+
+tests/python/test_judge_cheats.py has the candidates that must be rejected.
+"""
+
+import html.parser
+import json
+import os
+import pathlib
+import pickle
+import socket
+import struct
+import subprocess
+import sys
+import textwrap
+
+import pytest
+import torch
+
+from onepass.judge import compare, guard, inputs, plots, wire
+from onepass.judge.__main__ import main
+from onepass.judge.launch import Died, Forged, Nursery, Raised, TimedOut
+from onepass.judge.timing import quantile
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def nursery():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMP_NUM_THREADS", "1")
+        with Nursery() as result:
+            yield result
+
+
+# ---- frames ----------------------------------------------------------------------------------------------------------
+
+
+def through(value):
+    """What arrives when the value is sent."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        wire.send(ours, 7, value)
+        number, result = wire.receive(theirs, 1 << 20)
+    assert number == 7
+    return result
+
+
+@pytest.mark.parametrize("dtype", sorted(wire.DTYPES))
+def test_a_tensor_arrives_bit_for_bit(dtype):
+    tensor = torch.randint(0, 2, (3, 5, 2)).to(wire.DTYPES[dtype])
+    if tensor.is_floating_point():
+        tensor[0, 0, 0], tensor[0, 1, 0] = float("nan"), float("-inf")
+    for sent in (tensor, tensor.transpose(0, 2), tensor[:0], tensor[1, 1, 1]):
+        assert compare.same_bits(through({"x": sent})["x"], sent.contiguous())
+
+
+def test_nested_values_arrive():
+    value = {"a": [1, 2.5, None, True, "text", (1, [])], 3: {"b": torch.float16}, "c": float("inf")}
+    assert through(value) == value
+
+
+def test_what_cannot_be_sent_is_refused():
+    with pytest.raises(wire.WireError, match="of type set"):
+        wire.encode({1, 2}, [])
+    nested = []
+    for _ in range(40):
+        nested = [nested]
+    with pytest.raises(wire.WireError, match="deep"):
+        wire.encode(nested, [])
+
+
+def frame(text, size=0, magic=wire.MAGIC):
+    return wire.HEAD.pack(magic, 7, len(text), size) + text
+
+
+@pytest.mark.parametrize("data", [
+    b"x" * 64,
+    pickle.dumps([1] * 100),
+    frame(b"not json at all {{{{"),
+    frame(b"[null]"),
+    frame(b'[null, [["float32", [4]]]]'),                                # fewer bytes than the tensor has
+    frame(b'[null, [["float32", [-4]]]]', 16) + b"\0" * 16,
+    frame(b'[null, [["float32", [1e9]]]]', 16) + b"\0" * 16,
+    frame(b'[null, [["float32", [1099511627776, 1099511627776]]]]'),
+    frame(b'[null, [["object", [1]]]]', 8) + b"\0" * 8,
+    frame(b'[{"tensor": 3}, []]'),
+    frame(b'[{"tensor": true}, []]'),
+    frame(b'[{"call": "os.system"}, []]'),
+    frame(b'[{"dict": [[{"list": []}, 1]]}, []]'),
+    frame(b'[{"dict": 5}, []]'),
+    frame(b"[" * 100000 + b"]" * 100000),
+    frame(b"", 1 << 60),
+    struct.pack("<4sQIQ", wire.MAGIC, 7, 0xffffffff, 0),
+], ids=range(17))
+def test_a_malformed_frame_is_found_out(data):
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.sendall(data)
+        ours.shutdown(socket.SHUT_WR)
+        with pytest.raises(wire.WireError):
+            wire.receive(theirs, 1 << 20)
+
+
+def test_a_boolean_is_one_of_two_bytes():
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.sendall(frame(b'[{"tensor": 0}, [["bool", [4]]]]', 4) + bytes([0, 1, 2, 255]))
+        _, tensor = wire.receive(theirs, 1 << 20)
+    assert tensor.tolist() == [False, True, True, True] and tensor.view(torch.uint8).max() == 1
+
+
+# ---- processes -------------------------------------------------------------------------------------------------------
+
+
+def test_a_worker_answers_and_ends(nursery):
+    worker = nursery.start()
+    assert worker.ask("guard") == {"replaced": [], "settings": []}
+    with pytest.raises(Raised) as raised:
+        worker.ask("get", function="nothing", seed=1)
+    assert raised.value.kind == "AttributeError"
+    worker.stop()
+    with pytest.raises(ProcessLookupError):
+        os.kill(worker.pid, 0)
+    with pytest.raises(Died):
+        worker.ask("guard")
+
+
+def test_an_answer_that_is_too_large_is_refused(nursery):
+    worker = nursery.start()
+    worker.ask("put", name="x", values=[torch.zeros(1000)])
+    worker.ask("blend", name="y", bases=["x"], weights=[[1.0]])
+    worker.ask("load", path=str(ROOT / "problems" / "kl_div.py"), model="Model", device="cpu", dtype=torch.float32,
+               size="small")
+    with pytest.raises(Forged, match="at most 1000"):
+        worker.ask("draw", limit=1000, name="x", seed=1)
+
+
+def test_a_worker_that_does_not_answer_is_ended(nursery):
+    worker = nursery.start()
+    with pytest.raises(TimedOut):
+        worker.ask("floor", size=1 << 28, timeout=0.01)
+    with pytest.raises(ProcessLookupError):
+        os.kill(worker.pid, 0)
+
+
+def test_nothing_outlives_a_killed_judge(tmp_path):
+    """The processes end with the judge, even if it is killed while a candidate loops."""
+    program = textwrap.dedent("""
+        import sys, time, torch
+        from onepass.judge.launch import Nursery
+        nursery = Nursery()
+        worker = nursery.start()
+        print(worker.pid, nursery._process.pid, flush=True)
+        worker.ask("floor", size=1 << 29)
+        time.sleep(60)
+    """)
+    judge = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, env=environment(), text=True)
+    pids = [int(word) for word in judge.stdout.readline().split()]
+    judge.kill()
+    judge.wait()
+    judge.stdout.close()
+    assert len(pids) == 2
+    for pid in pids:
+        assert gone(pid, 10), "process %d is still there" % pid
+
+
+def gone(pid, seconds):
+    import time
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        try:
+            with open("/proc/%d/stat" % pid) as file:
+                if file.read().rsplit(")", 1)[1].split()[0] == "Z":
+                    return True
+        except FileNotFoundError:
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def environment():
+    import onepass.judge
+    home = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(onepass.judge.__file__))))
+    paths = [home] + [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+    return dict(os.environ, PYTHONPATH=os.pathsep.join(paths))
+
+
+def test_the_judge_does_not_load_the_library():
+    program = "import onepass.judge, onepass.judge.__main__, onepass.judge.verdict, onepass.judge.page, sys; " \
+              "assert not [name for name in sys.modules if 'native' in name and 'onepass' in name]"
+    subprocess.run([sys.executable, "-c", program], env=environment(), check=True)
+
+
+# ---- tolerance -------------------------------------------------------------------------------------------------------
+
+
+def known_envelope(error=1e-6, size=1000, dtype=torch.float32):
+    """An envelope of values around 1 whose reference is wrong by `error`, in every second element."""
+    exact = torch.rand(size, dtype=torch.float64) * 0.5 + 1
+    reference = exact.clone()
+    reference[::2] += error
+    envelope = compare.Envelope(dtype)
+    envelope.add(reference, exact)
+    return envelope, reference, exact
+
+
+def test_the_tolerance_is_the_reference_error_times_the_factor():
+    envelope, reference, exact = known_envelope(1e-5)
+    for share, ok in ((0.99, True), (1.01, False)):
+        wrong = exact + share * compare.FACTOR * 1e-5
+        assert compare.compare(wrong, reference, exact, envelope).ok == ok
+        assert compare.compare(2 * exact - wrong, reference, exact, envelope).ok == ok
+
+
+def test_an_exact_reference_leaves_a_few_ulp():
+    exact = torch.full((1000,), 1.5, dtype=torch.float64)
+    envelope = compare.Envelope(torch.float32)
+    envelope.add(exact, exact)
+    ulp = 2.0 ** -23
+    allowed = compare.FACTOR * compare.FLOOR * ulp
+    assert 4 * ulp <= allowed <= 32 * ulp
+    assert compare.compare(exact + 0.99 * allowed, exact, exact, envelope).ok
+    assert not compare.compare(exact + 1.01 * allowed, exact, exact, envelope).ok
+
+
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf"), float("-inf")])
+def test_one_element_that_is_not_a_number_fails(wrong):
+    envelope, reference, exact = known_envelope()
+    candidate = exact.clone()
+    candidate[123] = wrong
+    result = compare.compare(candidate, reference, exact, envelope)
+    assert result.wrong == 1 and not result.ok and result.at == 123
+
+
+def test_infinities_must_be_the_reference_ones():
+    envelope, reference, exact = known_envelope()
+    reference[5] = exact[5] = float("inf")
+    reference[6] = exact[6] = float("nan")
+    candidate = reference.clone()
+    assert compare.compare(candidate, reference, exact, envelope).ok
+    candidate[6] = 3.0  # where the reference is NaN nothing is promised
+    assert compare.compare(candidate, reference, exact, envelope).ok
+    for other in (1e30, float("-inf"), float("nan")):
+        candidate[5] = other
+        assert compare.compare(candidate, reference, exact, envelope).wrong == 1, other
+
+
+def test_small_elements_have_a_tolerance_of_their_own():
+    """An error that is nothing beside the largest element is not nothing beside the smallest."""
+    exact = torch.cat([torch.full((1000,), 1.0), torch.full((1000,), 1e-6)]).double()
+    reference = exact * (1 + 1e-7)
+    envelope = compare.Envelope(torch.float32)
+    envelope.add(reference, exact)
+    candidate = reference.clone()
+    candidate[1000:] = 0
+    assert compare.compare(candidate, reference, exact, envelope).wrong == 1000
+    candidate[1000:] = 1.1e-6
+    assert compare.compare(candidate, reference, exact, envelope).wrong == 1000
+
+
+def test_a_few_unlucky_elements_are_spared_and_no_more():
+    exact = torch.cat([torch.full((1900,), 1.0), torch.full((100,), 1e-4)]).double()
+    reference = exact.clone()
+    reference[:1900] += 1e-6 * (torch.rand(1900, dtype=torch.float64) + 0.5)  # and it is lucky with the small ones
+    envelope = compare.Envelope(torch.float32)
+    envelope.add(reference, exact)
+    candidate = reference.clone()
+    candidate[1900:] += 5e-6
+    assert compare.compare(candidate, reference, exact, envelope).ok
+    candidate[1900:] += 5e-5  # above what the reference is wrong by anywhere
+    assert compare.compare(candidate, reference, exact, envelope).wrong == 100
+    many = torch.cat([exact, torch.full((300,), 1e-4, dtype=torch.float64)])
+    envelope = compare.Envelope(torch.float32)
+    envelope.add(torch.cat([reference, many[2000:]]), many)
+    candidate = torch.cat([reference, many[2000:]])
+    candidate[1900:] += 5e-6  # 400 of 2300 are not a few
+    assert compare.compare(candidate, many, many, envelope).wrong == 400
+
+
+def test_a_size_that_was_not_seen_borrows_from_larger_ones():
+    exact = torch.tensor([8.0, 9.0, 10.0, 11.0], dtype=torch.float64)
+    envelope = compare.Envelope(torch.float32)
+    envelope.add(exact + 1e-4, exact)
+    small = torch.tensor([0.01], dtype=torch.float64)  # what is left when large terms cancel
+    assert compare.compare(small + 1e-4, small, small, envelope).ok
+    assert not compare.compare(small + 1e-2, small, small, envelope).ok
+
+
+def test_same_bits_means_bits():
+    zero = torch.zeros(3)
+    assert compare.same_bits(torch.tensor([float("nan")]), torch.tensor([float("nan")]))
+    assert not compare.same_bits(zero, -zero)
+    assert not compare.same_bits(zero, zero.double())
+    assert not compare.same_bits(zero, torch.zeros(4))
+
+
+# ---- derived inputs --------------------------------------------------------------------------------------------------
+
+MAKERS = {
+    "distribution": lambda: torch.rand(12, 40).softmax(-1),
+    "log_distribution": lambda: torch.rand(12, 40).log_softmax(-1),
+    "unit": lambda: torch.rand(12, 40),
+    "positive": lambda: torch.rand(12, 40) * 5 + 1,
+    "signed": lambda: torch.randn(12, 40) * 3,
+}
+CHANGES = {"planted": inputs.planted, "heavy": inputs.heavy, "permuted": inputs.permuted,
+           "contracted": inputs.contracted, "sparse": lambda values, generator: inputs.sparse(values, generator, 0)}
+
+
+@pytest.mark.parametrize("change", sorted(CHANGES))
+@pytest.mark.parametrize("kind", sorted(MAKERS))
+def test_a_harder_input_stays_in_its_domain(kind, change):
+    tensor = MAKERS[kind]()
+    assert inputs.kind_of(tensor) == kind
+    before = tensor.clone()
+    changed, = CHANGES[change]([tensor], torch.Generator().manual_seed(torch.initial_seed() % (1 << 31)))
+    assert torch.equal(tensor, before) and changed.shape == tensor.shape and changed.dtype == tensor.dtype
+    assert not torch.equal(changed, tensor)
+    if kind == "distribution":
+        assert changed.min() >= 0 and (changed.double().sum(-1) - 1).abs().max() < 1e-5
+    elif kind == "log_distribution":
+        assert changed.double().logsumexp(-1).abs().max() < 1e-5
+    else:
+        assert torch.isfinite(changed).all()
+        if kind != "signed":
+            assert changed.min() >= 0
+        if kind == "unit":
+            assert changed.max() <= 1
+
+
+def test_planting_changes_one_row_of_every_batched_tensor():
+    values = [torch.rand(9, 30).softmax(-1), torch.randn(9, 4), torch.randn(7)]
+    changed = inputs.planted(values, torch.Generator(), rows=[4])
+    for before, after in zip(values[:2], changed[:2]):
+        assert [row for row in range(9) if not torch.equal(before[row], after[row])] == [4]
+    assert torch.equal(values[2], changed[2])
+    assert changed[0][4].max() > 3 * values[0][4].max()
+
+
+def test_permuting_keeps_rows_together():
+    x = torch.arange(6.0).reshape(6, 1) + torch.rand(6, 1) * 0.1
+    y = torch.arange(6)
+    permuted = inputs.permuted([x, y], torch.Generator().manual_seed(3))
+    assert torch.equal(permuted[0].floor().long().reshape(-1), permuted[1])
+    assert sorted(permuted[1].tolist()) == list(range(6))
+
+
+def test_structure_is_left_alone():
+    square = torch.rand(8, 8)
+    for special in (square.tril(), square.triu(), square + square.t(), torch.eye(8)):
+        for name in ("planted", "heavy", "permuted"):
+            changed, = CHANGES[name]([special], torch.Generator())
+            assert torch.equal(changed, special), name
+
+
+@pytest.mark.parametrize("count", [0, 1, 7, 20])
+def test_a_batch_of_another_size(count):
+    draws = [[torch.rand(8, 3), torch.arange(8), torch.rand(5)] for _ in range(3)]
+    made = inputs.with_rows(draws, count, torch.Generator())
+    assert [tuple(tensor.shape) for tensor in made] == [(count, 3), (count,), (5,)]
+
+
+# ---- the guard -------------------------------------------------------------------------------------------------------
+
+
+def test_the_guard_sees_a_replacement_and_its_end(monkeypatch):
+    watch = guard.Guard()
+    assert watch.replaced() == [] and watch.changed_settings() == []
+    monkeypatch.setattr(torch, "allclose", lambda *arguments: True)
+    monkeypatch.setattr(torch.Tensor, "sum", lambda *arguments: 0)
+    assert sorted(watch.replaced()) == ["torch.Tensor.sum", "torch.allclose"]
+    monkeypatch.undo()
+    assert watch.replaced() == []
+
+
+# ---- the command line ------------------------------------------------------------------------------------------------
+
+REFERENCE = """
+    import torch
+    class Model(torch.nn.Module):
+        def __init__(self, width=5):
+            super().__init__()
+            self.linear = torch.nn.Linear(6, width)
+        def forward(self, x):
+            return torch.tanh(self.linear(x))
+    def get_inputs():
+        return [torch.randn(10, 6)]
+    def get_init_inputs():
+        return [5]
+"""
+CANDIDATE = REFERENCE.replace("Model", "ModelNew")
+
+
+class Tool:
+    def __init__(self, directory, nursery, capsys):
+        self.directory, self.nursery, self.capsys = directory, nursery, capsys
+
+    def write(self, name, text):
+        path = self.directory / name
+        path.write_text(textwrap.dedent(text))
+        return str(path)
+
+    def __call__(self, reference, candidate=None, *options, device="cpu"):
+        """(exit code, verdict); texts become files."""
+        arguments = [self.write("reference.py", reference)]
+        if candidate is not None:
+            arguments.append(self.write("candidate.py", candidate))
+        code = main(arguments + ["--device", device] + list(options), self.nursery)
+        self.printed = self.capsys.readouterr()
+        return code, self.printed.out.rstrip("\n").splitlines()[-1]
+
+
+@pytest.fixture
+def tool(tmp_path, nursery, capsys):
+    return Tool(tmp_path, nursery, capsys)
+
+
+def test_accepted_with_every_output(tool, tmp_path):
+    code, verdict = tool(REFERENCE, CANDIDATE, "--trials", "5", "--json", str(tmp_path / "out.json"),
+                         "--html", str(tmp_path / "out.html"))
+    assert code == 0 and verdict.startswith("accepted: "), tool.printed.out
+    assert "forward + backward" in verdict
+    assert "judge: values\n" in tool.printed.err
+    report = json.loads((tmp_path / "out.json").read_text())
+    assert report["schema"] == 1 and report["accepted"] and report["exit_code"] == 0 and report["rejected_by"] == []
+    assert report["verdict"] == verdict
+    status = {check["name"]: check["status"] for check in report["checks"]}
+    assert status["values"] == status["gradients"] == status["steps"] == status["timed"] == "pass"
+    for kind in ("forward", "forward + backward"):
+        times = report["times"][kind]
+        assert times["candidate"]["ms"] > 0 and times["reference"]["ms"] > 0 and times["floor_ms"] > 0
+        assert times["candidate"]["ms_q20"] <= times["candidate"]["ms"] <= times["candidate"]["ms_q80"]
+        assert times["speedup"] == pytest.approx(times["reference"]["ms"] / times["candidate"]["ms"])
+    assert {row["key"] for row in report["errors"]} >= {"out.0", "grad.input.0", "grad.linear.weight"}
+    assert report["about"]["seed"] >= 0
+    check_page((tmp_path / "out.html").read_text(), verdict)
+
+
+class Balance(html.parser.HTMLParser):
+    def __init__(self):
+        super().__init__()
+        self.open, self.seen = [], []
+
+    def handle_starttag(self, tag, attributes):
+        self.seen.append(tag)
+        if tag not in ("meta", "line", "rect", "circle", "br"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open and self.open[-1] == tag, (tag, self.open)
+        self.open.pop()
+
+    def handle_startendtag(self, tag, attributes):
+        self.seen.append(tag)
+
+
+def check_page(text, verdict):
+    """Well-formed, self-contained, no script, and it says what the verdict says."""
+    page = Balance()
+    page.feed(text)
+    page.close()
+    assert page.open == []
+    assert "script" not in page.seen and "link" not in page.seen and "img" not in page.seen
+    assert "url(" not in text and "@import" not in text and "src=" not in text
+    assert "http" not in text.replace("http://www.w3.org/2000/svg", "")
+    assert page.seen.count("svg") >= 4 and "prefers-color-scheme: dark" in text
+    assert "Accepted" in text if verdict.startswith("accepted") else "Rejected" in text
+
+
+def test_a_rejection_in_every_output(tool, tmp_path):
+    wrong = CANDIDATE.replace("torch.tanh(", "1.001 * torch.tanh(")
+    code, verdict = tool(REFERENCE, wrong, "--json", str(tmp_path / "out.json"), "--html", str(tmp_path / "out.html"))
+    assert code == 1 and verdict.startswith("rejected: values: "), tool.printed.out
+    report = json.loads((tmp_path / "out.json").read_text())
+    assert report["rejected_by"][0] == "values" and not report["accepted"] and report["times"] == {}
+    text = (tmp_path / "out.html").read_text()
+    assert "Rejected" in text and "values" in text
+
+
+def test_quiet_prints_the_verdict_alone(tool):
+    code, verdict = tool(REFERENCE, CANDIDATE, "--no-time", "--quiet")
+    assert code == 0 and tool.printed.out == verdict + "\n" and tool.printed.err == ""
+
+
+def test_a_seed_repeats_the_numbers(tool, tmp_path):
+    rows = []
+    for number in range(2):
+        tool(REFERENCE, CANDIDATE, "--no-time", "--seed", "5", "--json", str(tmp_path / "out.json"))
+        rows.append(json.loads((tmp_path / "out.json").read_text())["errors"])
+    assert rows[0] == rows[1] and any(row["candidate"] > 0 for row in rows[0])
+
+
+def test_the_reference_own_model_new(tool):
+    text = textwrap.dedent(REFERENCE) + "\nclass ModelNew(Model):\n    pass\n"
+    assert tool(text, None, "--no-time")[0] == 0
+    wrong = text.replace("    pass", "    def forward(self, x):\n        return torch.tanh(self.linear(2 * x))")
+    code, verdict = tool(wrong, None, "--no-time")
+    assert code == 1 and verdict.startswith("rejected: values: ")
+
+
+@pytest.mark.parametrize("change, words", [
+    (("class Model(", "class Other("), "has no Model"),
+    (("def get_inputs", "def get_nothing"), "no get_inputs"),
+    (("import torch\n", "import torch\n    raise RuntimeError('no')\n"), "cannot be imported: RuntimeError: no"),
+    (("import torch\n", "import torch ("), "cannot be imported: SyntaxError"),
+    (("return [5]", "return [5, 6, 7]"), "cannot be built: TypeError"),
+    (("return torch.tanh(self.linear(x))", "raise ValueError('bad')"), "fails on its own inputs: ValueError: bad"),
+    (("torch.tanh(self.linear(x))", "torch.log(-self.linear(x).abs())"), "not all finite"),
+    (("torch.tanh(self.linear(x))", "torch.rand(3)"), "random even in evaluation mode"),
+    (("torch.tanh(self.linear(x))", "torch.tanh(self.linear(x)) * 0 + 1"), "there is nothing to judge"),
+])
+def test_a_reference_that_cannot_be_used(tool, change, words):
+    code, verdict = tool(REFERENCE.replace(*change), CANDIDATE, "--no-time")
+    assert code == 3 and verdict.startswith("unusable: ") and words in verdict, verdict
+
+
+def test_without_a_candidate_there_must_be_something_to_rewrite(tool):
+    code, verdict = tool(REFERENCE)
+    assert code == 3 and "no candidate was given" in verdict and "onepass.torch.rewrite" in verdict
+
+
+@pytest.mark.parametrize("candidate, words", [
+    ("x = 1", "has no class ModelNew"),
+    ("import not_there", "ModuleNotFoundError"),
+    ("class ModelNew: pass", "raises TypeError"),
+    ("def ModelNew(*arguments): return 5", "not a torch.nn.Module"),
+])
+def test_a_candidate_that_cannot_be_built(tool, candidate, words):
+    code, verdict = tool(REFERENCE, candidate)
+    assert code == 1 and verdict.startswith("rejected: import: ") and words in verdict, verdict
+
+
+def test_missing_files_and_devices(tool, tmp_path, nursery, capsys):
+    good = tool.write("good.py", REFERENCE)
+    for arguments in ([str(tmp_path / "no.py")], [good, str(tmp_path / "no.py")]):
+        assert main(arguments, nursery) == 3
+        assert "there is no file" in capsys.readouterr().out
+    if not torch.cuda.is_available():
+        assert main([good, good, "--device", "cuda"], nursery) == 3
+        assert "no CUDA device" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("arguments", [[], ["a", "b", "c"], ["a", "--device", "tpu"], ["a", "--trials", "0"],
+                                       ["a", "--dtype", "int8"], ["a", "--timeout", "-1"], ["a", "--nonsense"],
+                                       ["a", "--json", "/no/such/place/out.json"]])
+def test_wrong_usage(arguments, capsys):
+    with pytest.raises(SystemExit) as end:
+        main(arguments)
+    assert end.value.code == 2 and "usage" in capsys.readouterr().err
+
+
+def test_as_a_program(tmp_path):
+    """The whole way, in a process of its own: what a user types, and what they see."""
+    tool = Tool(tmp_path, None, None)
+    program = [sys.executable, "-m", "onepass.judge"]
+    result = subprocess.run(program + [tool.write("a.py", REFERENCE), tool.write("b.py", CANDIDATE), "--no-time",
+                                       "--device", "cpu"], env=environment(), stdout=subprocess.PIPE,
+                            stderr=subprocess.PIPE, text=True)
+    assert result.returncode == 0, result.stderr
+    lines = result.stdout.splitlines()
+    assert lines[-1].startswith("accepted: ") and any(line.split()[:2] == ["values", "ok"] for line in lines)
+    result = subprocess.run(program + ["--help"], env=environment(), stdout=subprocess.PIPE, text=True)
+    assert result.returncode == 0 and "exit codes:" in result.stdout
+
+
+# ---- other kinds of problems -----------------------------------------------------------------------------------------
+
+
+def both(text):
+    return text, text.replace("class Model(", "class ModelNew(")
+
+
+def test_forward_only(tool):
+    cut = CANDIDATE.replace("self.linear(x)", "self.linear(x.detach())")
+    code, verdict = tool(REFERENCE, cut, "--no-time")
+    assert code == 1 and verdict.startswith("rejected: gradients: ")
+    code, verdict = tool(REFERENCE, cut, "--no-time", "--forward-only")
+    assert code == 0 and "forward only" in verdict
+
+
+def test_plain_inputs_are_not_varied(tool):
+    """A candidate that is right on what the file draws, and on nothing else."""
+    narrow = CANDIDATE.replace("return torch.tanh(", "x = x.clamp(-6, 6)\n            return torch.tanh(")
+    assert tool(REFERENCE, narrow, "--no-time")[0] == 1
+    assert tool(REFERENCE, narrow, "--no-time", "--plain-inputs")[0] == 0
+
+
+@pytest.mark.parametrize("dtype", ["float64", "bfloat16", "float16"])
+def test_other_types(tool, dtype):
+    code, verdict = tool(REFERENCE, CANDIDATE, "--dtype", dtype, "--no-time")
+    if code == 3 and "not implemented for" in verdict:
+        pytest.skip("this PyTorch has no %s here: %s" % (dtype, verdict))
+    assert code == 0, tool.printed.out
+    wrong = CANDIDATE.replace("torch.tanh(", "%s * torch.tanh(" % ("(1 + 1e-9)" if dtype == "float64" else "1.5"))
+    code, verdict = tool(REFERENCE, wrong, "--dtype", dtype, "--no-time")
+    assert code == 1 and verdict.startswith("rejected: values: "), tool.printed.out
+
+
+SEVERAL = """
+    import torch
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table = torch.nn.Embedding(20, 6)
+        def forward(self, indices, options, scale):
+            x = self.table(indices) * options["weights"].unsqueeze(-1) * scale
+            return {"sum": x.sum(1), "largest": x.sum(-1).argmax(-1), "parts": (x, x.mean())}
+    def get_inputs():
+        return [torch.randint(20, (9, 4)), {"weights": torch.rand(9, 4)}, 0.5]
+    def get_init_inputs():
+        return []
+"""
+
+
+def test_nested_inputs_and_several_outputs(tool):
+    code, verdict = tool(*both(SEVERAL), "--trials", "5")
+    assert code == 0, tool.printed.out
+    reference, candidate = both(SEVERAL)
+    for change, check in ((("x.mean()", "x.mean() * 1.01"), "values"), (("argmax", "argmin"), "values"),
+                          (('"sum": x.sum(1)', '"total": x.sum(1)'), "output"),
+                          (("(x, x.mean())", "[x, x.mean()]"), "output")):
+        code, verdict = tool(reference, candidate.replace(*change), "--no-time", "--fail-fast")
+        assert code == 1 and verdict.startswith("rejected: %s: " % check), verdict
+
+
+def test_a_random_model_is_compared_in_evaluation_mode(tool):
+    text = REFERENCE.replace("torch.tanh(self.linear(x))",
+                             "torch.nn.functional.dropout(torch.tanh(self.linear(x)), 0.5, self.training)")
+    code, verdict = tool(*both(text), "--no-time")
+    assert code == 0 and "random in training mode" in tool.printed.out
+    code, verdict = tool(text, both(text)[1].replace("0.5, self.training", "0.5, True"), "--no-time")
+    assert code == 1, verdict
+
+
+def test_hidden_inputs_count(tool):
+    hidden = textwrap.dedent(REFERENCE) + "\ndef get_hidden_inputs():\n    return [[torch.randn(2, 3, 6)]]\n"
+    assert tool(hidden, CANDIDATE, "--no-time")[0] == 0
+    flat = CANDIDATE.replace("self.linear(x)", "self.linear(x.reshape(-1, 6)[:len(x)])")
+    code, verdict = tool(hidden, flat, "--no-time")
+    assert code == 1 and verdict.startswith("rejected: shapes: hidden inputs 0"), verdict
+
+
+def test_a_structured_input_keeps_its_structure(tool):
+    """A candidate that relies on a triangle of zeros, as the problem lets it."""
+    text = """
+        import torch
+        class Model(torch.nn.Module):
+            def forward(self, a, b):
+                return a @ b
+        def get_inputs():
+            return [torch.randn(12, 12).tril(), torch.randn(12, 12).tril()]
+    """
+    reference, candidate = both(text)
+    code, verdict = tool(reference, candidate.replace("a @ b", "(a @ b).tril()"), "--no-time", "--forward-only")
+    assert code == 0, tool.printed.out
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: events, streams and the allocator's counts")
+def test_on_a_gpu(tool, tmp_path):
+    code, verdict = tool(REFERENCE, CANDIDATE, "--trials", "5", "--json", str(tmp_path / "out.json"), device="cuda")
+    assert code == 0, tool.printed.out
+    report = json.loads((tmp_path / "out.json").read_text())
+    status = {check["name"]: check["status"] for check in report["checks"]}
+    assert status["timer"] == "pass" and status["late"] == "pass"
+    assert report["times"]["forward"]["candidate"]["device"]["ms"] > 0
+    assert report["memory"]["forward"]["candidate"] > 0
+
+
+# ---- numbers and plots -----------------------------------------------------------------------------------------------
+
+
+def test_quantiles():
+    assert quantile([3.0, 1.0, 2.0], 0.5) == 2.0
+    assert quantile([1.0, 2.0], 0.5) == 1.5
+    assert quantile([4.0], 0.2) == 4.0
+
+
+@pytest.mark.parametrize("span, step", [(1.0, 0.2), (0.5, 0.1), (7.0, 2.0), (1300.0, 500.0), (2e-5, 5e-6)])
+def test_axis_steps(span, step):
+    assert plots.nice_step(span) == pytest.approx(step)
+
+
+def test_plots_escape_names():
+    drawn = plots.bars([("<b>&", [("candidate", 1.0, None)], 2.0)], " ms", "a \"title\"", "mark") + \
+        plots.pairs([("<i>", 0.0, 1e-7), ("x", float("inf"), 1e-3)], "pairs")
+    assert "<b>" not in drawn and "<i>" not in drawn and "&lt;b&gt;&amp;" in drawn and "&quot;title&quot;" in drawn
+    assert "nan" not in drawn and 'x="inf' not in drawn

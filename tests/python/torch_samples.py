@@ -1,0 +1,181 @@
+"""What the tests of onepass.torch share: seeded inputs in many types and layouts, the exact values, what PyTorch has.
+
+The exact values are NumPy's long doubles (64 bits of fraction on x86, 113 on 64-bit Arm), computed from the very numbers
+the inputs hold. Inputs are random: each test prints its seed, and ONEPASS_TEST_SEED repeats it.
+"""
+
+import contextlib
+import math
+import os
+import time
+import warnings
+import zlib
+
+import numpy
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+
+import torch.nn.functional as F  # noqa: E402
+
+import onepass.torch  # noqa: E402
+
+VERSION = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
+
+try:
+    from conftest import SEED  # the one that is printed first
+except ImportError:
+    SEED = int(os.environ.get("ONEPASS_TEST_SEED") or time.time())
+
+needs_func = pytest.mark.skipif(VERSION < (2, 1), reason="PyTorch %d.%d has no torch.func that onepass uses" % VERSION)
+needs_compile = pytest.mark.skipif(VERSION < (2, 1), reason="PyTorch %d.%d has no torch.compile that onepass uses" % VERSION)
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+
+STRICT_IN_TORCH = VERSION >= (1, 13)  # PyTorch's own kl_div has the special values of strict semantics
+
+DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+FUNCTIONS = ("kl_div", "kl_div_probs")
+REDUCTIONS = ("none", "mean", "batchmean", "sum")  # PyTorch's
+FORMS = [(function, log_target) for function in FUNCTIONS for log_target in (False, True)]
+
+
+def random(name):
+    """A generator of its own for a test: the same whatever else runs. Prints what repeats it."""
+    print("seed: ONEPASS_TEST_SEED=%d (%s)" % (SEED, name))
+    return torch.Generator().manual_seed((SEED * 1000003 + zlib.crc32(name.encode())) % 2**63)
+
+
+@contextlib.contextmanager
+def no_warnings():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+# ---- inputs ----------------------------------------------------------------------------------------------------------
+
+
+def probabilities(generator, shape, dtype=torch.float32, scale=3.0):
+    """Rows that add up to 1 (but for rounding), all positive in float16 too."""
+    values = (torch.rand(shape, generator=generator, dtype=torch.float64) * scale).exp()
+    return (values / values.sum(-1, keepdim=True) if len(shape) else 1 / (1 + values)).to(dtype)
+
+
+def pair(generator, shape, function="kl_div", log_target=False, dtypes=(torch.float32, torch.float32)):
+    """(predictions, targets) in the form the function takes them."""
+    predictions = probabilities(generator, shape, torch.float64)
+    targets = probabilities(generator, shape, torch.float64)
+    return ((predictions.log() if function == "kl_div" else predictions).to(dtypes[0]),
+            (targets.log() if log_target else targets).to(dtypes[1]))
+
+
+def layouts(tensor):
+    """{name: the same numbers in another layout of memory}, for 2-d tensors."""
+    rows, columns = tensor.shape
+    stepped = tensor.new_zeros(2 * rows, 3 * columns)[::2, 1::3]
+    stepped.copy_(tensor)
+    late = tensor.new_zeros(rows * columns + 1)[1:].view(rows, columns)
+    late.copy_(tensor)
+    return {
+        "contiguous": tensor.contiguous(),
+        "transposed": tensor.t().contiguous().t(),
+        "stepped": stepped,
+        "not at the start": late,
+    }
+
+
+def leaf(tensor):
+    return tensor.detach().clone(memory_format=torch.preserve_format).requires_grad_()
+
+
+# ---- what PyTorch does, and the exact values -------------------------------------------------------------------------
+
+
+def theirs(function, predictions, targets, **options):
+    """PyTorch's way to the same number. Before 1.13 its backward pass knows no broadcasting and special values differ:
+    there it is the later versions' formula, in PyTorch's operations."""
+    predictions = predictions if function == "kl_div" else predictions.log()
+    with no_warnings():
+        return (F.kl_div if STRICT_IN_TORCH else _later_kl_div)(predictions, targets, **options)
+
+
+def _later_kl_div(input, target, size_average=None, reduce=None, reduction="mean", log_target=False):
+    total = target.exp() * (target - input) if log_target else torch.xlogy(target, target) - target * input
+    how = reduction
+    if size_average is not None or reduce is not None:
+        how = torch.nn._reduction.legacy_get_string(size_average, reduce)
+    if how != "none":
+        total = total.mean() if how == "mean" else total.sum()
+    return total / input.shape[0] if reduction == "batchmean" and input.dim() else total
+
+
+def ours(function, predictions, targets, **options):
+    with no_warnings():
+        return getattr(onepass.torch, function)(predictions, targets, **options)
+
+
+def exact(function, predictions, targets, log_target=False):
+    """(value, derivative to predictions, to targets) of each element, as long doubles; finite positive numbers only."""
+    with no_warnings(), numpy.errstate(all="ignore"):
+        p, t = (tensor.detach().double().cpu().numpy().astype(numpy.longdouble) for tensor in (predictions, targets))
+        log_p = p if function == "kl_div" else numpy.log(p)
+        log_t = t if log_target else numpy.log(t)
+        whole_t = numpy.exp(t) if log_target else t
+        ratio = log_t - log_p
+        if function == "kl_div_probs" and not log_target:  # log(t/p) keeps its digits near t = p
+            near = numpy.abs(t - p) < 0.5 * p
+            ratio = numpy.where(near, numpy.log1p((t - p) / p), ratio)
+        value = whole_t * ratio
+        return (value, -whole_t / (1 if function == "kl_div" else p),
+                value + whole_t if log_target else ratio + 1)
+
+
+def magnitude(function, predictions, targets, log_target):
+    """What an element is the difference of, t |log t| + t |log p|: the scale of its rounding errors."""
+    with numpy.errstate(all="ignore"):
+        p, t = as_exact(predictions), as_exact(targets)
+        log_p = p if function == "kl_div" else numpy.log(p)
+        log_t = t if log_target else numpy.log(t)
+        return numpy.exp(log_t) * (numpy.abs(log_t) + numpy.abs(log_p))
+
+
+def reduce_exact(elements, reduction, shape, divisor=None):
+    """The reduction of an array of long doubles."""
+    if reduction == "none":
+        return elements
+    if reduction == "rows":
+        return elements.sum(-1) if elements.ndim else elements
+    over = {"sum": divisor or 1, "mean": elements.size, "batchmean": shape[0] if len(shape) else 1}[reduction]
+    return elements.sum() / over
+
+
+def ulp(dtype, values):
+    """The spacing of the type's numbers at the absolute values."""
+    info = torch.finfo(dtype)
+    magnitude = numpy.maximum(numpy.abs(numpy.asarray(values, dtype=numpy.float64)), info.tiny)
+    return info.eps * 2.0 ** numpy.floor(numpy.log2(magnitude))
+
+
+def as_exact(tensor):
+    return tensor.detach().double().cpu().numpy().astype(numpy.longdouble)
+
+
+def largest(values):
+    """The largest of an array of errors; NaN is infinite here."""
+    values = numpy.asarray(values, dtype=numpy.float64)
+    return float(numpy.where(numpy.isnan(values), math.inf, values).max()) if values.size else 0.0
+
+
+def assert_close(found, expected, ulps, scale=None):
+    """Each element is within `ulps` of its type's spacing at the expected value (or at `scale`, if that is larger)."""
+    expected = numpy.asarray(expected)
+    assert found.shape == expected.shape, (found.shape, expected.shape)
+    at = numpy.abs(expected) if scale is None else numpy.maximum(numpy.abs(expected), scale)
+    assert numpy.isfinite(at).all(), "the expected values must be finite"
+    error = numpy.abs(as_exact(found) - expected) / ulp(found.dtype, at)
+    assert largest(error) <= ulps, "%g ulp of %s off" % (largest(error), found.dtype)
+
+
+def same(a, b):
+    """Equal bit for bit, but that every NaN is the same and zeros have no sign."""
+    return a.shape == b.shape and a.dtype == b.dtype and bool(((a == b) | ((a != a) & (b != b))).all())
