@@ -15,6 +15,7 @@
 #endif
 
 #ifdef ONEP_FIRST
+ONEP_FIRST(dlclose, dlclose);
 ONEP_FIRST(dlerror, dlerror);
 ONEP_FIRST(dlopen, dlopen);
 ONEP_FIRST(dlsym, dlsym);

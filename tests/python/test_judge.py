@@ -8,6 +8,7 @@ import json
 import os
 import pathlib
 import pickle
+import re
 import socket
 import struct
 import subprocess
@@ -20,7 +21,8 @@ import torch
 from onepass.judge import compare, guard, inputs, plots, wire
 from onepass.judge.__main__ import main
 from onepass.judge.launch import Died, Forged, Nursery, Raised, TimedOut
-from onepass.judge.timing import quantile
+from onepass.judge.report import CHECKS, Report
+from onepass.judge.timing import Kind, Timing, quantile
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
@@ -665,6 +667,66 @@ def test_on_a_gpu(tool, tmp_path):
     assert status["timer"] == "pass" and status["late"] == "pass"
     assert report["times"]["forward"]["candidate"]["device"]["ms"] > 0
     assert report["memory"]["forward"]["candidate"] > 0
+
+
+def test_what_the_library_rewrites(tool):
+    """Without a candidate: what onepass.torch.rewrite makes of the reference."""
+    try:
+        from onepass.torch import rewrite  # noqa: F401
+    except ImportError as error:
+        pytest.skip("the compiled library is not here: %s" % error)
+    code, verdict = tool((ROOT / "problems" / "kl_div.py").read_text(), None, "--no-time")
+    assert code == 0, tool.printed.out
+    assert "built by onepass.torch.rewrite" in tool.printed.out
+
+
+# ---- clocks and floors that this machine does not have ---------------------------------------------------------------
+
+
+class Stub:
+    """Stands for whatever is not asked about."""
+
+    def __init__(self, **values):
+        self.__dict__.update(values)
+
+
+def timing_of(**more):
+    """A Timing without processes."""
+    timing = Timing.__new__(Timing)
+    timing.report, timing.device = Report(), {"cache": None, "free": None}
+    timing.grads, timing.bases = [], ["x"]
+    timing.__dict__.update(more)
+    return timing
+
+
+@pytest.mark.parametrize("milliseconds, cache, status", [(0.2, None, "fail"), (0.5, None, "pass"),
+                                                         (0.5, 1 << 10, "fail"), (0.9, 1 << 10, "pass")])
+def test_impossible_speed_is_rejected(milliseconds, cache, status):
+    """A million bytes at a billion a second take 1 ms."""
+    reference = Stub(ask=lambda request, **more: {"floor": 1e9, "work": None}[request])
+    timing = timing_of(session=Stub(reference=reference), checks=Stub(state={}), needed_bytes=lambda: 10 ** 6,
+                       device={"cache": cache, "free": None})
+    kind = Kind("forward", True, False)
+    kind.bytes = 0
+    timing.floor(kind, {"candidate": {"ms": milliseconds}, "reference": {"ms": 3.0}})
+    assert timing.report["floor"].status == status
+
+
+@pytest.mark.parametrize("milliseconds, status", [(1e-6, "fail"), (5.0, "fail"), (9.5, "pass"), (10.0, "pass")])
+def test_forged_events_are_found_out(milliseconds, status):
+    """Four calls take the judge's clock 40 ms; the worker's events claim something."""
+    timing = timing_of(session=Stub(candidate=None, reference=None), checks=Stub(weights=lambda names: []),
+                       prepare=lambda *arguments: None, patch=lambda: None, samples=lambda kind: [],
+                       both=lambda *arguments, **more: ({"events": [milliseconds] * 4}, 0.050, 0.010))
+    timing.events(Kind("forward", True, False), 4, {"candidate": {}, "reference": {}})
+    assert timing.report["timer"].status == status
+
+
+def test_the_document_has_every_check_and_the_factor():
+    text = (ROOT / "docs" / "judge.md").read_text()
+    table = text.split("## Checks")[1].split("## Tolerance")[0]
+    assert re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE) == list(CHECKS)
+    assert "|c - x| <= %.0f max(E(x), ulp(x), smallest normal number)" % compare.FACTOR in text and compare.FLOOR == 1
 
 
 # ---- numbers and plots -----------------------------------------------------------------------------------------------

@@ -238,17 +238,18 @@ def test_batchmean_divides_by_the_inputs_own_batch():
 def test_a_tensor_without_dimensions_does_not_widen(types):
     """float32 rows with one float64 number are float32, as everywhere in PyTorch; the number's gradient is its own."""
     generator = samples.random("0-d %s" % (types,))
-    rows = samples.leaf(pair(generator, (4, 5), dtypes=types)[0])
-    number = torch.tensor(0.25, dtype=types[1], requires_grad=True)
-    loss = ours("kl_div", rows, number, reduction="sum")
-    assert loss.dtype == torch.result_type(rows, number) == types[0]
-    gradients = torch.autograd.grad(loss, (rows, number))
-    assert [g.dtype for g in gradients] == list(types) and gradients[1].shape == ()
-    value, to_rows, to_number = exact("kl_div", rows, number.expand(4, 5))
-    epsilon = max(torch.finfo(dtype).eps for dtype in types)
-    samples.assert_close(gradients[0], to_rows, 1)
-    for found, elements in ((loss.detach(), value), (gradients[1], to_number)):
-        assert abs(float(found) - float(elements.sum())) <= 8 * epsilon * float(abs(elements).sum())
+    for side in (0, 1):  # which of the two has rows
+        inputs = [samples.leaf(x) for x in pair(generator, (4, 5), "kl_div_probs", dtypes=types)]
+        inputs[1 - side] = torch.tensor(0.25, dtype=types[1 - side], requires_grad=True)
+        loss = ours("kl_div_probs", *inputs, reduction="sum")
+        assert loss.dtype == torch.result_type(*inputs) == types[side]
+        gradients = torch.autograd.grad(loss, inputs)
+        assert [g.dtype for g in gradients] == list(types) and gradients[1 - side].shape == ()
+        value, *derivatives = exact("kl_div_probs", *(x.expand(4, 5) for x in inputs))
+        epsilon = max(torch.finfo(dtype).eps for dtype in types)
+        samples.assert_close(gradients[side], derivatives[side], 3, scale=side)
+        for found, elements in ((loss.detach(), value), (gradients[1 - side], derivatives[1 - side])):
+            assert abs(float(found) - float(elements.sum())) <= 8 * epsilon * float(abs(elements).sum())
 
 
 # ---- the signature ---------------------------------------------------------------------------------------------------
@@ -344,15 +345,16 @@ def test_lazy_negation():
                            onepass.torch.kl_div_probs(*whole, row_weights=weights.resolve_neg()))
 
 
-def test_lazy_negation_of_the_upstream_gradient():
-    """The gradient that comes back through the imaginary part of a conjugate is such a tensor."""
-    p, t = pair(samples.random("lazy upstream"), (100, 100), "kl_div_probs")
+@pytest.mark.parametrize("shape", [(6, 50), (100, 100)], ids=str)
+def test_lazy_negation_of_the_upstream_gradient(shape):
+    """The gradient may be such a tensor, too."""
+    generator = samples.random("lazy upstream")
+    p, t = (samples.leaf(x) for x in pair(generator, shape, "kl_div_probs"))
     for reduction in ("none", "rows", "sum"):
-        gradients = []
-        for sign in (-1, 1):
-            leaf = samples.leaf(p)
-            loss = onepass.torch.kl_div_probs(leaf, t, reduction=reduction)
-            z = torch.complex(torch.zeros_like(loss), loss)
-            (z.conj().imag if sign < 0 else -z.imag).sum().backward()
-            gradients.append(leaf.grad)
-        assert torch.equal(*gradients), reduction
+        value = ours("kl_div_probs", p, t, reduction=reduction)
+        part = torch.rand(value.shape, generator=generator)
+        upstream = torch.complex(part, part).conj().imag
+        assert upstream.is_neg() and torch.equal(upstream, -part)
+        found = torch.autograd.grad(value, (p, t), upstream)
+        value = ours("kl_div_probs", p, t, reduction=reduction)
+        assert all(map(torch.equal, found, torch.autograd.grad(value, (p, t), -part))), reduction

@@ -2,6 +2,7 @@
 
 import copy
 import io
+import math
 import pickle
 import warnings
 
@@ -51,11 +52,14 @@ def test_what_pytorchs_does_not_have(kind):
     """Options of the loss when it is made, tensors of the batch when it is called."""
     generator = samples.random("modules, more")
     x, t = pair(generator, (4, 6), "kl_div" if kind is KLDivLoss else "kl_div_probs")
+    x[0, 0], t[0, 0] = -math.inf if kind is KLDivLoss else 0.0, 0.0  # NaN, if it were not for finite semantics
     function = onepass.torch.kl_div if kind is KLDivLoss else onepass.torch.kl_div_probs
     weights, mask = torch.rand(4, generator=generator), torch.tensor([1, 0, 1, 1]).bool()
     loss = kind(reduction="sum", divisor=3, semantics="finite")
-    assert torch.equal(loss(x, t, row_weights=weights, row_mask=mask),
-                       function(x, t, reduction="sum", divisor=3, semantics="finite", row_weights=weights, row_mask=mask))
+    found = loss(x, t, row_weights=weights, row_mask=mask)
+    assert found.isfinite()
+    assert torch.equal(found, function(x, t, reduction="sum", divisor=3, semantics="finite", row_weights=weights,
+                                       row_mask=mask))
     assert kind(reduction="rows")(x, t).shape == (4,)
     with pytest.raises(onepass.InvalidArgument, match="reduction"):
         kind(reduction="avg")(x, t)

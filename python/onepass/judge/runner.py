@@ -586,7 +586,7 @@ class Runner:
             return {"name": None, "cache": None, "free": None}
         properties = torch.cuda.get_device_properties(self.device)
         return {"name": properties.name, "cache": getattr(properties, "L2_cache_size", None),
-                "free": torch.cuda.mem_get_info(self.device)[0] if hasattr(torch.cuda, "mem_get_info") else None}
+                "free": torch.cuda.mem_get_info()[0] if hasattr(torch.cuda, "mem_get_info") else None}
 
     def do_guard(self):
         return {"replaced": self.guard.replaced(), "settings": self.guard.changed_settings()}

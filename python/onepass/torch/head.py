@@ -1,8 +1,8 @@
 """linear_batch_norm_softmax: a linear layer, batch normalisation, a scale and softmax as one operator, and its module.
 
 Here arguments are read and the way is chosen. Plain eager calls go to the library (head_eager.py). A call that is
-compiled, traced or transformed, and one that PyTorch's own operations would refuse or that the library does not have, is
-made of those operations: they decide, and theirs are the errors.
+compiled, traced or transformed, and one that PyTorch's own operations would refuse or that the library does not have,
+is made of those operations: they decide, and theirs are the errors.
 """
 
 import math
@@ -30,7 +30,8 @@ def _composite(input, weight, bias, running_mean, running_var, gamma, beta, scal
     if momentum is None and counts and running_mean is not None:
         z = _cumulative(y, running_mean, running_var, gamma, beta, eps, num_batches_tracked)
     else:
-        z = F.batch_norm(y, running_mean, running_var, gamma, beta, training, 0.0 if momentum is None else momentum, eps)
+        factor = 0.0 if momentum is None else momentum
+        z = F.batch_norm(y, running_mean, running_var, gamma, beta, training, factor, eps)
     return torch.softmax(scale * z, 1)
 
 
@@ -47,7 +48,7 @@ def _cumulative(y, running_mean, running_var, gamma, beta, eps, count):
 
 
 def _fits_types(input, bias, parameters, scale, autocast):
-    """Types that PyTorch's chain takes: one for the product, and for normalisation that one, or float32 beside halves."""
+    """Types that PyTorch's chain takes: one for the product; for normalisation that one, or float32 beside halves."""
     y = input.dtype
     beside = (y, torch.float32) if y in matrices.HALF else (y,)
     return ((bias is None or bias.dtype is y or (autocast and bias.dtype in matrices.FLOATS[:3]))
@@ -85,8 +86,8 @@ def _output_dtype(input, scale, autocast):
     return dtype
 
 
-def linear_batch_norm_softmax(input, weight, bias, running_mean, running_var, gamma, beta, scale, training, momentum, eps,
-                              num_batches_tracked=None):
+def linear_batch_norm_softmax(input, weight, bias, running_mean, running_var, gamma, beta, scale, training, momentum,
+                              eps, num_batches_tracked=None):
     """softmax(scale * batch_norm(linear(input, weight, bias), ...), dim=1) as one operator.
 
     input [B, K], weight [N, K], bias [N] or None
@@ -119,8 +120,8 @@ def linear_batch_norm_softmax(input, weight, bias, running_mean, running_var, ga
         return _composite(input, weight, bias, running_mean, running_var, gamma, beta, scale, *options)
     if momentum is None and (num_batches_tracked is None or running_mean is None):
         momentum = 0.0  # as nn.BatchNorm1d, which then updates nothing
-    call = head_eager.Call(training, momentum, eps, running_mean, running_var, num_batches_tracked if training else None,
-                           _output_dtype(x, scale, autocast))
+    call = head_eager.Call(training, momentum, eps, running_mean, running_var,
+                           num_batches_tracked if training else None, _output_dtype(x, scale, autocast))
     return head_eager.head(x, w, bias, gamma, beta, scale, call)
 
 
@@ -145,8 +146,8 @@ class LinearBatchNormSoftmax(nn.Module):
     replaces gemm or bn they are called as the modules they are.
     """
 
-    def __init__(self, in_features, out_features, bn_eps=1e-5, bn_momentum=0.1, scale_shape=(1,), bias=True, affine=True,
-                 track_running_stats=True, *, device=None, dtype=None):
+    def __init__(self, in_features, out_features, bn_eps=1e-5, bn_momentum=0.1, scale_shape=(1,), bias=True,
+                 affine=True, track_running_stats=True, *, device=None, dtype=None):
         super().__init__()
         self.gemm = nn.Linear(in_features, out_features, bias=bias, device=device, dtype=dtype)
         self.bn = nn.BatchNorm1d(out_features, eps=bn_eps, momentum=bn_momentum, affine=affine,

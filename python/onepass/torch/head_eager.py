@@ -92,8 +92,8 @@ def _in_torch(input, weight, bias, gamma, beta, scale, mean, rstd, call):
 
 
 def _gradients_in_torch(upstream, inputs, mean, rstd, call, needs):
-    """The gradients as something to differentiate again. Views stand for the inputs, so that a gradient stops there even
-    if one of them was made of another."""
+    """The gradients as something to differentiate again. Views stand for the inputs, so that a gradient stops there
+    even if one of them was made of another."""
     create_graph = torch.is_grad_enabled()
     with torch.enable_grad(), matrices.no_autocast(upstream):
         views = [tensor.view_as(tensor) if need else tensor for tensor, need in zip(inputs, needs)]

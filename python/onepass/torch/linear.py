@@ -44,7 +44,8 @@ class Linear(torch.autograd.Function):
         shape, weight_shape = ctx.shapes
         input = _stand_in(upstream, shape) if input is None else input
         weight = _stand_in(upstream, weight_shape) if weight is None else weight
-        grads = (upstream.new_empty(shape) if needs[0] else None, upstream.new_empty(weight_shape) if needs[1] else None,
+        grads = (upstream.new_empty(shape) if needs[0] else None,
+                 upstream.new_empty(weight_shape) if needs[1] else None,
                  upstream.new_empty(weight_shape[:1]) if needs[2] else None)
         library.linear_backward(upstream, input, weight, grads[0], grads[1], grads[2], matrices.products(upstream),
                                 eager.threads(), eager.workspace)

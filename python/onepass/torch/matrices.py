@@ -1,4 +1,4 @@
-"""What linear and head share: which tensors go straight to the library, autocast, and how fp32 matrices are multiplied."""
+"""What linear and head share: which tensors go straight to the library, autocast, how fp32 matrices are multiplied."""
 
 import torch
 from torch.autograd import forward_ad
@@ -13,8 +13,8 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 def are_plain(tensors):
-    """True if nobody but the library needs to see a call with these tensors (the first is not None) and it can take them
-    as they are: on one device that it knows, as strided memory."""
+    """True if nobody but the library needs to see a call with these tensors (the first is not None) and it can take
+    them as they are: on one device that it knows, as strided memory."""
     if eager.is_compiling():  # asked first: a compiler follows no further
         return False
     if eager.is_tracing() or forward_ad._current_level >= 0:
