@@ -1,5 +1,5 @@
-"""The C extension itself: wrong arguments raise and never crash, the three ways a tensor comes in give the same view, and
-what was borrowed is given back once."""
+"""The C extension itself: wrong arguments raise and never crash, the three ways a tensor comes in give the same view,
+and what was borrowed is given back once."""
 
 import ctypes
 import os
@@ -34,8 +34,7 @@ def kl(predictions, targets, value, reduction=SUM, **more):
     names = ("row_weights", "row_mask", "grad_value", "grad_made_for")
     optional = [more.get(name) for name in names]
     return _native.kl(more.get("form", 0), predictions, targets, reduction, more.get("semantics", 0),
-                      more.get("divisor", 0.0), *optional, value, more.get("grad_predictions"), more.get("grad_targets"),
-                      more.get("threads", 1), None)
+                      more.get("divisor", 0.0), *optional, value, None, None, more.get("threads", 1), None)
 
 
 def good():
@@ -114,9 +113,9 @@ def test_no_outputs_and_no_inputs():
             _native.kl(*arguments)
 
 
-@pytest.mark.parametrize("name,number", [("form", 4), ("form", -1), ("reduction", 6), ("reduction", -1), ("semantics", 2),
-                                         ("form", 2**32), ("reduction", 2**32), ("semantics", 2**32 + 1), ("threads", 2**32 + 1),
-                                         ("threads", 5000), ("threads", -1)])
+@pytest.mark.parametrize("name,number", [
+    ("form", 4), ("form", -1), ("reduction", 6), ("reduction", -1), ("semantics", 2), ("threads", 5000),
+    ("threads", -1), ("form", 2**32), ("reduction", 2**32), ("semantics", 2**32 + 1), ("threads", 2**32 + 1)])
 def test_numbers_out_of_range(name, number):
     """Also those that a cast to 32 bits would make right."""
     value = numpy.full((), 7.0)
@@ -165,9 +164,9 @@ def test_three_ways_one_view():
     generator = torch.Generator().manual_seed(SEED)
     print("seed: ONEPASS_TEST_SEED=%d" % SEED)
     base = torch.rand(8, 6, 10, generator=generator) + 0.1
-    for shape in (lambda x: x, lambda x: x[0, 0, 0], lambda x: x[2], lambda x: x[::2, 1::2, ::3], lambda x: x.transpose(0, 2),
-                  lambda x: x[:1].expand(8, 6, 10), lambda x: x[:0], lambda x: x[3:, 2:, 1:],
-                  lambda x: x.reshape(2, 2, 2, 3, 2, 5, 2, 1, 1, 1)):
+    for shape in (lambda x: x, lambda x: x[0, 0, 0], lambda x: x[2], lambda x: x[::2, 1::2, ::3],
+                  lambda x: x.transpose(0, 2), lambda x: x[:1].expand(8, 6, 10), lambda x: x[:0],
+                  lambda x: x[3:, 2:, 1:], lambda x: x.reshape(2, 2, 2, 3, 2, 5, 2, 1, 1, 1)):
         for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16):
             x = shape(base.to(dtype))
             results = []
@@ -207,9 +206,9 @@ def test_a_class_that_lies_about_itself():
 
     t = torch.rand(2, 3)
     for kind in (lying("shape", property(lambda self: [2, 3])), lying("shape", (2, "3")), lying("shape", None),
-                 lying("stride", lambda self: [3, 1]), lying("stride", lambda self: (3,)), lying("stride", lambda self: None),
-                 lying("data_ptr", lambda self: "here"), lying("data_ptr", None), lying("dtype", float),
-                 lying("device", "cpu"), lying("device", None), lying("dtype", [])):
+                 lying("stride", lambda self: [3, 1]), lying("stride", lambda self: (3,)),
+                 lying("stride", lambda self: None), lying("data_ptr", lambda self: "here"), lying("data_ptr", None),
+                 lying("dtype", float), lying("device", "cpu"), lying("device", None), lying("dtype", [])):
         with pytest.raises((TypeError, ValueError, OverflowError, AttributeError)):
             kl(t.as_subclass(kind), t, torch.empty(()))
 
@@ -220,10 +219,12 @@ def test_objects_with_broken_dlpack():
     numpy.from_dlpack(type("Once", (Lender,), {"__dlpack__": lambda self, **k: used})(array))
 
     def broken(capsule=None, device=(1, 0)):
-        return type("Broken", (), {"__dlpack__": lambda self, **k: capsule(), "__dlpack_device__": lambda self: device})()
+        return type("Broken", (), {"__dlpack__": lambda self, **k: capsule(),
+                                   "__dlpack_device__": lambda self: device})()
 
     for thing in (broken(lambda: None), broken(lambda: 5), broken(lambda: used), broken(lambda: array),
-                  broken(lambda: 1 / 0), broken(array.__dlpack__, device=()), broken(array.__dlpack__, device=("cpu", 0)),
+                  broken(lambda: 1 / 0), broken(array.__dlpack__, device=()),
+                  broken(array.__dlpack__, device=("cpu", 0)),
                   type("Half", (), {"__dlpack__": lambda self, **k: array.__dlpack__()})()):
         with pytest.raises((BufferError, TypeError, ZeroDivisionError, AttributeError, IndexError)):
             kl(thing, array, numpy.empty(()))
@@ -235,9 +236,9 @@ def test_objects_with_broken_dlpack():
 
 class Tensor(ctypes.Structure):
     _fields_ = [("data", ctypes.c_void_p), ("device_type", ctypes.c_int32), ("device_id", ctypes.c_int32),
-                ("ndim", ctypes.c_int32), ("code", ctypes.c_uint8), ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16),
-                ("shape", ctypes.POINTER(ctypes.c_int64)), ("strides", ctypes.POINTER(ctypes.c_int64)),
-                ("byte_offset", ctypes.c_uint64)]
+                ("ndim", ctypes.c_int32), ("code", ctypes.c_uint8), ("bits", ctypes.c_uint8),
+                ("lanes", ctypes.c_uint16), ("shape", ctypes.POINTER(ctypes.c_int64)),
+                ("strides", ctypes.POINTER(ctypes.c_int64)), ("byte_offset", ctypes.c_uint64)]
 
 
 DELETER = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
@@ -248,8 +249,8 @@ class Managed(ctypes.Structure):
 
 
 class Versioned(ctypes.Structure):
-    _fields_ = [("major", ctypes.c_uint32), ("minor", ctypes.c_uint32), ("context", ctypes.c_void_p), ("deleter", DELETER),
-                ("flags", ctypes.c_uint64), ("tensor", Tensor)]
+    _fields_ = [("major", ctypes.c_uint32), ("minor", ctypes.c_uint32), ("context", ctypes.c_void_p),
+                ("deleter", DELETER), ("flags", ctypes.c_uint64), ("tensor", Tensor)]
 
 
 new_capsule = ctypes.pythonapi.PyCapsule_New
@@ -395,15 +396,15 @@ def things(shape=None):
         if choose.random() < 0.1:
             made = made.to("meta")
     return made
-odd = [None, None, None, "sum", b"x", 1.5, -1, 0, 1, 2, 3, 4, 5, 2**31, 2**32, 2**63, 10**30, float("nan"), float("inf"),
-       object(), [], {}, int, len, 3j, True, numpy.float64(2), choose]
+odd = [None, None, None, "sum", b"x", 1.5, -1, 0, 1, 2, 3, 4, 5, 2**31, 2**32, 2**63, 10**30, float("nan"),
+       float("inf"), object(), [], {}, int, len, 3j, True, numpy.float64(2), choose]
 passed = 0
 for i in range(rounds):
     shape, reduction = choose.choice(shapes), choose.randrange(6)
     value = shape if reduction == 4 else shape[:-1] if reduction == 3 else ()
     divisor = 2.5 if reduction == 5 else 0.0
-    right = [choose.randrange(4), things(shape), things(shape), reduction, choose.randrange(2), divisor, None, None, None,
-             None, things(value), None, None, choose.randrange(3), None]
+    right = [choose.randrange(4), things(shape), things(shape), reduction, choose.randrange(2), divisor, None, None,
+             None, None, things(value), None, None, choose.randrange(3), None]
     arguments = [choose.choice(odd) if choose.random() < 0.02 else things() if choose.random() < 0.02 else thing
                  for thing in right]
     if choose.random() < 0.02:
@@ -427,8 +428,8 @@ print("passed", passed, "of", rounds)
 
 
 def test_garbage(tmp_path):
-    """A few thousand calls with arguments by chance, in a process of their own: exceptions, never a crash, never an error
-    of the interpreter's own (SystemError: a result without a value, or a value beside an exception)."""
+    """A few thousand calls with arguments by chance, in a process of their own: exceptions, never a crash, never an
+    error of the interpreter's own (SystemError: a result without a value, or a value beside an exception)."""
     program = tmp_path / "fuzz.py"
     program.write_text(FUZZ)
     environment = dict(os.environ, PYTHONPATH=os.pathsep.join(p for p in sys.path if p))

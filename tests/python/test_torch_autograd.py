@@ -1,5 +1,5 @@
-"""Gradients of onepass.torch: against finite differences and exact values, for every upstream gradient, in every order of
-forward and backward passes that autograd allows."""
+"""Gradients of onepass.torch: against finite differences and exact values, for every upstream gradient, in every order
+of forward and backward passes that autograd allows."""
 
 import itertools
 import math
@@ -42,7 +42,8 @@ EXTRAS = {
     "plain": {},
     "weights": {"row_weights": torch.tensor([[0.5], [2.0], [-1.0]], dtype=torch.float64)},
     "mask": {"row_mask": torch.tensor([[True], [False], [True]])},
-    "both": {"row_weights": torch.tensor([[0.5], [2.0], [-1.0]]), "row_mask": torch.tensor([[1], [1], [0]], dtype=torch.uint8)},
+    "both": {"row_weights": torch.tensor([[0.5], [2.0], [-1.0]]),
+             "row_mask": torch.tensor([[1], [1], [0]], dtype=torch.uint8)},
     "finite": {"semantics": "finite"},
 }
 
@@ -282,7 +283,8 @@ def test_kept_gradients_stay():
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
 @pytest.mark.parametrize("same", [True, False], ids=["same inputs", "other inputs"])
 def test_two_losses_at_once(same, order):
-    """Both outstanding, taken back in either order, with different upstream gradients, over one another's expectations."""
+    """Both outstanding, taken back in either order, with different upstream gradients: each spoils what the other
+    expected."""
     generator = samples.random("two losses")
     first = leaves(generator, LARGE)
     second = first if same else leaves(generator, LARGE)
@@ -483,7 +485,8 @@ def test_training_is_pytorchs():
     generator = samples.random("training")
     data = torch.randn(64, 20, generator=generator, dtype=torch.float64)
     targets = samples.probabilities(generator, (64, 300), torch.float64)
-    start = [torch.randn(20, 300, generator=generator, dtype=torch.float64) * 0.1, torch.zeros(300, dtype=torch.float64)]
+    start = [torch.randn(20, 300, generator=generator, dtype=torch.float64) * 0.1,
+             torch.zeros(300, dtype=torch.float64)]
     finals = []
     for f in (ours, theirs):
         weights = [w.clone().requires_grad_() for w in start]

@@ -93,7 +93,8 @@ def test_special_values():
             value = ours(function, *inputs, reduction="none", log_target=log_target, semantics=semantics)
             results.append([value.detach().cpu()] + [g.cpu() for g in torch.autograd.grad(value.sum(), inputs)])
         for what, cpu, gpu in zip(("value", "d/prediction", "d/target"), *results):
-            assert torch.allclose(cpu, gpu, rtol=1e-5, atol=1e-30, equal_nan=True), (function, log_target, semantics, what)
+            close = torch.allclose(cpu, gpu, rtol=1e-5, atol=1e-30, equal_nan=True)
+            assert close, (function, log_target, semantics, what)
 
 
 def test_layouts_weights_and_masks():
@@ -305,8 +306,8 @@ def captured(work):
 @pytest.mark.parametrize("shape", [SMALL, LARGE], ids=str)
 @pytest.mark.parametrize("reduction", ["batchmean", "rows", "none"])
 def test_graphs(reduction, shape):
-    """Forward and backward captured once, replayed with other numbers, other upstream gradients too. Two graphs, replayed
-    in turn, and eager calls between them."""
+    """Forward and backward captured once, replayed with other numbers, other upstream gradients too. Two graphs,
+    replayed in turn, and eager calls between them."""
     generator = samples.random("cuda graphs")
     graphs = []
     for scale in (1.0, 5.0):
@@ -391,8 +392,8 @@ def microseconds(work, calls=300, rounds=20):
 
 
 def test_time_of_the_host():
-    """A call of forward takes the host under 12 microseconds, or on a slow host a third of PyTorch's time. Other figures
-    are printed, and each is below PyTorch's."""
+    """A call of forward takes the host under 12 microseconds, or on a slow host a third of PyTorch's time. Other
+    figures are printed, and each is below PyTorch's."""
     p, t = (x.detach() for x in leaves("host time", (64, 1000)))
     x = p.log()
     leaf, log_leaf = p.clone().requires_grad_(), x.clone().requires_grad_()
@@ -403,7 +404,8 @@ def test_time_of_the_host():
 
     times = {
         "kl_div_probs": (lambda: onepass.torch.kl_div_probs(p, t), lambda: F.kl_div(p.log(), t, reduction="batchmean")),
-        "kl_div": (lambda: onepass.torch.kl_div(x, t, reduction="batchmean"), lambda: F.kl_div(x, t, reduction="batchmean")),
+        "kl_div": (lambda: onepass.torch.kl_div(x, t, reduction="batchmean"),
+                   lambda: F.kl_div(x, t, reduction="batchmean")),
         "kl_div_probs and backward": (
             lambda: step(lambda a: onepass.torch.kl_div_probs(a, t), leaf),
             lambda: step(lambda a: F.kl_div(a.log(), t, reduction="batchmean"), leaf)),

@@ -51,8 +51,8 @@ def pytorch(function, predictions, targets, **options):
     str(d).split(".")[1] for d in t))
 @pytest.mark.parametrize("function,log_target", FORMS)
 def test_types(function, log_target, types):
-    """Every pair of types: the value has the promoted one, and no more error than PyTorch's, over several draws (a single
-    value may be right by luck), but for one ulp."""
+    """Every pair of types: the value has the promoted one, and no more error than PyTorch's but for one ulp, over
+    several draws (a single value may be right by luck)."""
     generator = samples.random("types %s %s %s" % (function, log_target, types))
     errors = {reduction: [] for reduction in REDUCTIONS + ("rows",)}
     for _ in range(4):
@@ -74,8 +74,8 @@ def test_types(function, log_target, types):
             assert found <= rival + 1
 
 
-@pytest.mark.parametrize("shape", [(), (1,), (9,), (1, 1), (6, 1), (1, 40), (4, 37), (2, 3, 4, 5), (3, 1, 2, 1, 2, 1, 3, 1, 2)],
-                         ids=str)
+@pytest.mark.parametrize("shape", [(), (1,), (9,), (1, 1), (6, 1), (1, 40), (4, 37), (2, 3, 4, 5),
+                                   (3, 1, 2, 1, 2, 1, 3, 1, 2)], ids=str)
 @pytest.mark.parametrize("function,log_target", FORMS)
 def test_shapes(function, log_target, shape):
     generator = samples.random("shapes %s %s %s" % (function, log_target, shape))
@@ -206,7 +206,7 @@ BROADCASTS = [((4, 5), (5,)), ((5,), (4, 5)), ((4, 1), (1, 5)), ((1, 5), (4, 5))
 
 @pytest.mark.parametrize("shapes", BROADCASTS, ids=str)
 def test_broadcasting(shapes):
-    """PyTorch's rules, also that batchmean divides by the input's own first size; gradients have their inputs' shapes."""
+    """PyTorch's rules, also that batchmean divides by the input's own first size; a gradient has its input's shape."""
     generator = samples.random("broadcasting %s" % (shapes,))
     for function, log_target in FORMS:
         inputs = [samples.leaf(side) for side in (
@@ -266,7 +266,7 @@ def test_signature_begins_as_pytorchs():
 @pytest.mark.parametrize("reduce", [None, False, True])
 @pytest.mark.parametrize("reduction", REDUCTIONS)
 def test_legacy_flags(size_average, reduce, reduction):
-    """size_average and reduce override the reduction, all but batchmean's division: PyTorch's behaviour to the letter."""
+    """size_average and reduce override the reduction, all but batchmean's division: PyTorch's behaviour, literally."""
     generator = samples.random("legacy")
     for shape in ((), (4, 5)):
         x, t = pair(generator, shape, dtypes=(torch.float64,) * 2)

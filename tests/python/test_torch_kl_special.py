@@ -165,10 +165,12 @@ def test_tables(function, log_target, dtype, semantics):
             assert all(samples.same(a, b) for a, b in zip(again, found[1:])), line
 
 
-VALUES = [0.0, -0.0, INF, -INF, NAN, -1.0, -0.5, -2.0, -80.0, -800.0, 0.25, 0.5, 1.0, 1.5, 3.0, 80.0, 800.0, 1e-30, 1e-42, 1e-7]
+VALUES = [0.0, -0.0, INF, -INF, NAN, -1.0, -0.5, -2.0, -80.0, -800.0, 0.25, 0.5, 1.0, 1.5, 3.0, 80.0, 800.0, 1e-30,
+          1e-42, 1e-7]
 
 
-@pytest.mark.skipif(not samples.STRICT_IN_TORCH, reason="PyTorch %d.%d has other special values itself" % samples.VERSION)
+@pytest.mark.skipif(not samples.STRICT_IN_TORCH,
+                    reason="PyTorch %d.%d has other special values itself" % samples.VERSION)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("function,log_target", FORMS)
 def test_every_pair_beside_pytorch(function, log_target, dtype):

@@ -68,8 +68,8 @@ def twice(inputs, step):
 @pytest.mark.parametrize("work,steps", [(train, 10000), (evaluate, 10000), (forget, 5000), (fail, 2000), (twice, 1000)],
                          ids=lambda x: getattr(x, "__name__", None))
 def test_loops_leave_nothing(work, steps, shape, no_gc):
-    """Ten thousand steps hold the process at its size. A gradient of the large inputs lost every hundredth step would be
-    eight MiB."""
+    """Ten thousand steps hold the process at its size. A gradient of the large inputs lost every fiftieth step would be
+    eight MB."""
     inputs = leaves(shape, "loops")
     for step in range(200):
         work(inputs, step)
@@ -201,7 +201,7 @@ def peak_of(work):
 
 
 def test_a_pass_uses_no_memory_of_its_own():
-    """Forward: nothing. With gradients: the gradients alone. PyTorch's way, by the same measure: several full tensors."""
+    """Forward: nothing. With gradients: the gradients alone. PyTorch by the same measure: several full tensors."""
     shape, size = (1024, 8192), 32 * MIB
     inputs = [torch.full(shape, 1 / 8192), torch.full(shape, 1 / 8192)]
     onepass.torch.kl_div_probs(*inputs)  # threads and their stacks

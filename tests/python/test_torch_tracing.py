@@ -215,11 +215,11 @@ def test_opcheck():
             torch.library.opcheck(torch.ops.onepass.kl.default, (p, t, weights, mask, form, reduction, 1, 0.0, None),
                                   test_utils=tests)
             for to in ((True, True), (True, False), (False, True)):
-                torch.library.opcheck(torch.ops.onepass.kl_backward.default,
-                                      (value, p, t, None, mask, form, reduction, 0, 0.0, None) + to, test_utils=tests[:2])
+                arguments = (value, p, t, None, mask, form, reduction, 0, 0.0, None) + to
+                torch.library.opcheck(torch.ops.onepass.kl_backward.default, arguments, test_utils=tests[:2])
     half = p.bfloat16().t().contiguous().t()
-    torch.library.opcheck(torch.ops.onepass.kl.default, (half, t, None, None, 0, 4, 0, 0.0, torch.float32), test_utils=tests)
-    torch.library.opcheck(torch.ops.onepass.kl.default, (p, t, None, None, 0, 5, 0, 2.5, None), test_utils=tests)
+    for arguments in ((half, t, None, None, 0, 4, 0, 0.0, torch.float32), (p, t, None, None, 0, 5, 0, 2.5, None)):
+        torch.library.opcheck(torch.ops.onepass.kl.default, arguments, test_utils=tests)
 
 
 # ---- fake and meta tensors -------------------------------------------------------------------------------------------
@@ -381,7 +381,8 @@ class Traced(torch.nn.Module):
 
     def forward(self, data, targets):
         x = self.layer(data)
-        return self.loss(x.log_softmax(-1), targets) + onepass.torch.kl_div_probs(x.softmax(-1), targets, reduction="sum")
+        return (self.loss(x.log_softmax(-1), targets) +
+                onepass.torch.kl_div_probs(x.softmax(-1), targets, reduction="sum"))
 
 
 def test_symbolic_trace():

@@ -1,4 +1,4 @@
-"""torch.func and forward mode: grad, jacobians, hessians, jvp and vmap of the losses, beside PyTorch's own or a loop."""
+"""torch.func and forward mode: grad, jacobians, hessians, jvp and vmap of the losses beside PyTorch's own or a loop."""
 
 import itertools
 
@@ -33,7 +33,8 @@ def close(found, expected, rtol=1e-11):
 @pytest.mark.parametrize("function,log_target", FORMS)
 def test_jacobians_and_hessians(function, log_target, reduction):
     """Every way torch.func makes first and second derivatives, to each side and to both."""
-    inputs = pair(samples.random("func %s %s %s" % (function, log_target, reduction)), (2, 3), function, log_target, DOUBLE)
+    generator = samples.random("func %s %s %s" % (function, log_target, reduction))
+    inputs = pair(generator, (2, 3), function, log_target, DOUBLE)
 
     def each(f, scalar):
         def loss(a, b):
@@ -113,7 +114,8 @@ def test_dual_tensors(function, log_target):
 
 def test_gradcheck_in_forward_mode():
     for function, log_target in FORMS:
-        inputs = [samples.leaf(x) for x in pair(samples.random("forward gradcheck"), (2, 3), function, log_target, DOUBLE)]
+        made = pair(samples.random("forward gradcheck"), (2, 3), function, log_target, DOUBLE)
+        inputs = [samples.leaf(x) for x in made]
         for reduction in ("none", "batchmean"):
             def loss(a, b):
                 return ours(function, a, b, reduction=reduction, log_target=log_target)
@@ -148,7 +150,7 @@ SAMPLES = {"0-d": (), "1-d": (5,), "2-d": (3, 5), "3-d": (2, 3, 5)}
 @pytest.mark.parametrize("shape", SAMPLES)
 @pytest.mark.parametrize("function,log_target", FORMS)
 def test_vmap_is_a_loop(function, log_target, shape, extra):
-    """Values and gradients of every reduction, with each argument mapped along its first or last dimension or shared."""
+    """Values and gradients of every reduction; each argument is mapped along its first or last dimension, or shared."""
     shape = SAMPLES[shape]
     generator = samples.random("vmap %s %s %s %s" % (function, log_target, shape, extra))
     lead = shape[:-1]
@@ -169,7 +171,8 @@ def test_vmap_is_a_loop(function, log_target, shape, extra):
                 return func.grad(lambda p, t: loss(p, t, w, m).sum(), (0, 1))(a, b)
 
             found = vmap(loss, in_dims)(*arguments), vmap(gradients, in_dims)(*arguments)
-            singles = [[x if dim is None else x.select(dim, i) for x, dim in zip(arguments, in_dims)] for i in range(batch)]
+            singles = [[x if dim is None else x.select(dim, i) for x, dim in zip(arguments, in_dims)]
+                       for i in range(batch)]
             close(found[0], torch.stack([loss(*single) for single in singles]))
             expected = [gradients(*single) for single in singles]
             close(found[1], [torch.stack([e[side] for e in expected]) for side in (0, 1)])
@@ -204,7 +207,8 @@ def test_vmap_of_second_derivatives_and_of_vmap():
     close(vmap(func.hessian(loss(ours)))(p[:, :2, :2], t[:, :2, :2]),
           vmap(func.hessian(loss(theirs)))(p[:, :2, :2], t[:, :2, :2]))
     close(vmap(vmap(loss(ours)))(p, t), vmap(vmap(loss(theirs)))(p, t))
-    close(vmap(vmap(loss(ours), (0, None)), (1, 0))(p, t[:3, 0]), vmap(vmap(loss(theirs), (0, None)), (1, 0))(p, t[:3, 0]))
+    mixed = [vmap(vmap(loss(f), (0, None)), (1, 0))(p, t[:3, 0]) for f in (ours, theirs)]
+    close(*mixed)
     close(vmap(loss(ours), chunk_size=3)(p, t), vmap(loss(theirs))(p, t))
     close(vmap(lambda a, b: func.jvp(loss(ours), (a, b), (b, a))[1])(p, t),
           vmap(lambda a, b: func.jvp(loss(theirs), (a, b), (b, a))[1])(p, t))
@@ -220,7 +224,7 @@ def test_vmap_with_zeros_of_samples_and_elements():
 
 
 def test_vmap_does_not_lose_half_precision():
-    """An upstream gradient of 1, divided by the elements of a large sample, is far below what float16 has digits for."""
+    """An upstream gradient of 1, divided by the elements of a large sample, is below what float16 has digits for."""
     p, t = pair(samples.random("vmap, half"), (2, 300, 41), "kl_div_probs", dtypes=(torch.float16, torch.float16))
 
     def gradient(a, b):
@@ -234,14 +238,16 @@ def test_gradients_of_each_sample_of_a_model():
     """Per-sample gradients of a network's parameters: vmap(grad) over functional_call."""
     generator = samples.random("per sample")
     torch.manual_seed(samples.SEED)
-    model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Tanh(), torch.nn.Linear(8, 5), torch.nn.LogSoftmax(-1)).double()
+    model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Tanh(), torch.nn.Linear(8, 5), torch.nn.LogSoftmax(-1))
+    model.double()
     data = torch.randn(7, 6, generator=generator, dtype=torch.float64)
     targets = samples.probabilities(generator, (7, 5), torch.float64)
     parameters = dict(model.named_parameters())
     results = []
     for f in (ours, theirs):
         def loss(weights, x, t):
-            return f("kl_div", func.functional_call(model, weights, (x.unsqueeze(0),)), t.unsqueeze(0), reduction="batchmean")
+            output = func.functional_call(model, weights, (x.unsqueeze(0),))
+            return f("kl_div", output, t.unsqueeze(0), reduction="batchmean")
         results.append(vmap(func.grad(loss), (None, 0, 0))(parameters, data, targets))
     assert results[0].keys() == results[1].keys()
     for name in results[0]:

@@ -1,7 +1,7 @@
 """What the tests of onepass.torch share: seeded inputs in many types and layouts, the exact values, what PyTorch has.
 
-The exact values are NumPy's long doubles (64 bits of fraction on x86, 113 on 64-bit Arm), computed from the very numbers
-the inputs hold. Inputs are random: each test prints its seed, and ONEPASS_TEST_SEED repeats it.
+The exact values are NumPy's long doubles (64 bits of fraction on x86, 113 on 64-bit Arm), computed from the very
+numbers the inputs hold. Inputs are random: each test prints its seed, and ONEPASS_TEST_SEED repeats it.
 """
 
 import contextlib
@@ -28,7 +28,8 @@ except ImportError:
     SEED = int(os.environ.get("ONEPASS_TEST_SEED") or time.time())
 
 needs_func = pytest.mark.skipif(VERSION < (2, 1), reason="PyTorch %d.%d has no torch.func that onepass uses" % VERSION)
-needs_compile = pytest.mark.skipif(VERSION < (2, 1), reason="PyTorch %d.%d has no torch.compile that onepass uses" % VERSION)
+needs_compile = pytest.mark.skipif(VERSION < (2, 1),
+                                   reason="PyTorch %d.%d has no torch.compile that onepass uses" % VERSION)
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 
 STRICT_IN_TORCH = VERSION >= (1, 13)  # PyTorch's own kl_div has the special values of strict semantics

@@ -102,7 +102,7 @@ class Checks:
                                                            "state": [str]})
             if rewrite:
                 report = side.ask("rewriting", pattern={"text": str, "replaced": bool})
-                self.report.about["rewriting"] = report["text"]
+                self.report.about.update(rewriting=report["text"], candidate="Model, by onepass.torch.rewrite")
                 if not report["replaced"]:
                     raise Unusable("no candidate was given, the reference has no ModelNew, and onepass.torch.rewrite "
                                    "found nothing to replace: %s" % report["text"])

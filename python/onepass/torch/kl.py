@@ -39,8 +39,8 @@ def _check(name, tensor):
     if not isinstance(tensor, torch.Tensor):
         raise TypeError("kl_div: %s: %s; it must be a torch.Tensor" % (name, type(tensor).__name__))
     if not tensor.is_floating_point():
-        raise errors.Unsupported("kl_div: %s: dtype %s; it must be floating point: integers and complex numbers are not "
-                                 "supported" % (name, tensor.dtype))
+        raise errors.Unsupported("kl_div: %s: dtype %s; it must be floating point: integers and complex numbers are "
+                                 "not supported" % (name, tensor.dtype))
 
 
 def _check_rows(row_weights, row_mask):

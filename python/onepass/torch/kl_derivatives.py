@@ -21,8 +21,8 @@ def _as_ones(elements, tensor, is_log):
 
 
 def _limits(call, predictions, targets):
-    """(elements with t = 0, of these the ones with p = 0): what finite semantics give a value of 0. (None, None) in strict
-    semantics."""
+    """(elements with t = 0, of these the ones with p = 0): what finite semantics give a value of 0. (None, None) in
+    strict semantics."""
     if call.semantics != _FINITE:
         return None, None
     log_p = predictions if call.form & library.LOG_PREDICTIONS else predictions.log()
