@@ -107,7 +107,8 @@ def test_head_says_what_it_is_and_how_it_was_made():
 
 
 def test_sources_are_the_librarys_word_for_word(monkeypatch):
-    """And sources.txt lists those that are used, no more and no fewer."""
+    """The list of kernels but for the lines of other operators. And sources.txt lists those that are used, no more and no
+    fewer."""
     used = []
     read = gather.read
     monkeypatch.setattr(gather, "read", lambda path: used.append(path) or read(path))
@@ -116,7 +117,10 @@ def test_sources_are_the_librarys_word_for_word(monkeypatch):
     whole = [path for path in gather.listed() if gather.flat_name(path) in files]
     assert len(whole) > 40
     for path in whole:
-        assert files[gather.flat_name(path)] == (ROOT / path).read_text(), path
+        text = (ROOT / path).read_text()
+        if path == "src/core/kernels.def":
+            text = "".join(line for line in text.splitlines(True) if line.startswith("KERNEL(kl,") or line[:6] != "KERNEL")
+        assert files[gather.flat_name(path)] == text, path
     lines = files["kl_kernels.inc"].splitlines()[1:]
     cut = "".join((ROOT / path).read_text() for path in gather.listed() if path not in whole)
     assert len(lines) == 14 and all(line + "\n" in cut for line in lines)
