@@ -6,7 +6,6 @@ grad_fn. Runs with PyTorch 1.10 and with the newest.
 
 import collections
 import inspect
-import os
 import sys
 import textwrap
 import warnings

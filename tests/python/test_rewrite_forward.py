@@ -1,5 +1,4 @@
-"""onepass.torch.rewrite: a rewritten forward follows what the forward reads besides its inputs, and takes its arguments.
-"""
+"""onepass.torch.rewrite: a rewritten forward follows what it reads besides its inputs, and takes the same arguments."""
 
 import collections
 import random

@@ -1,5 +1,4 @@
-"""onepass.torch.rewrite: what the new model shares with the original, its copies, and rewriting in place.
-"""
+"""onepass.torch.rewrite: what the new model shares with the original, its copies, and rewriting in place."""
 
 import copy
 import functools

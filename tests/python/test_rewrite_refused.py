@@ -1,5 +1,4 @@
-"""onepass.torch.rewrite: what could differ is refused, with the reason, and trying it leaves no mark.
-"""
+"""onepass.torch.rewrite: what could differ is refused, with the reason, and trying it leaves no mark."""
 
 import collections
 import dataclasses
@@ -20,9 +19,6 @@ from rewrite_samples import (FUSED, MODES, PLAIN, VERSION, check_same, close, de
                              probabilities, run)
 
 pytestmark = pytest.mark.filterwarnings("ignore:reduction:UserWarning", "ignore:size_average:UserWarning")
-
-
-# ---- what is refused ------------------------------------------------------------------------------------------------
 
 
 SEEN = []
@@ -362,7 +358,8 @@ REFUSED = [
     (depends_on_none_of_item, "`is`"), (depends_on_none_after_change, "`is`"), (iterates, "iterates"),
     (sets_attribute, "sets self.last"), (hides_the_error, "sets self.last"), (counts, "sets self.number"),
     (deletes_attribute, "deletes self.number"), (sets_another_value, "sets self.scale"),
-    (registers_hook, "register_forward_hook"), (sets_autocast, "autocast"), (appends, "self.items"), (appends_to_global, "SEEN"),
+    (registers_hook, "register_forward_hook"), (sets_autocast, "autocast"), (appends, "self.items"),
+    (appends_to_global, "SEEN"),
     (sets_global, "COUNT"), (prints, "prints"), (draws_python, "random"), (draws_torch, "random"),
     (makes_tensor, "not made from its inputs"), (walks_parameters, "parameters"), (walks_buffers, "buffers"),
     (autocasts, "autocast"), (autocasts_by_decorator, "autocast"), (infers, "inference_mode"),

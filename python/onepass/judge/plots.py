@@ -20,7 +20,7 @@ def short(value, unit=""):
     if value is None or not math.isfinite(value):
         return "not known"
     if unit == "×":
-        text = "%.2f" % value
+        text = "%.2f" % value if value < 10 else "%.1f" % value
     elif value == 0:
         text = "0"
     elif abs(value) >= 1000 or abs(value) < 0.001:
@@ -94,7 +94,7 @@ def axis(top, scale, height, unit):
     for number in range(int(top / step + 0.001) + 1):
         x = LABEL + number * step * scale
         parts.append(line(x, TOP, x, height, "grid"))
-        parts.append(text(x, height + 15, short(number * step, unit), "tick", "middle"))
+        parts.append(text(x, height + 15, "%g%s" % (number * step, unit), "tick", "middle"))
     return parts
 
 

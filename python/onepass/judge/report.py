@@ -113,7 +113,8 @@ class Report:
         for kind, times in self.times.items():
             ratio = times.get("speedup")
             if ratio:
-                words.append("%s %s" % (kind, speed(ratio)))
+                best = " (busy machine; the best windows: %s)" % speed(times["speedup_best"]) if times["noisy"] else ""
+                words.append("%s %s%s" % (kind, speed(ratio), best))
         return words
 
     def as_dict(self):

@@ -145,6 +145,7 @@ class Timing:
             idle = min(empty[name])
             result[name] = summary([max(span - idle, 1e-9) / calls for span in spans[name]])
         result["speedup"] = result["reference"]["ms"] / result["candidate"]["ms"]
+        result["speedup_best"] = min(result["reference"]["windows"]) / min(result["candidate"]["windows"])
         result["calls"], result["windows"] = calls, windows
         result["noisy"] = any(result[name]["ms_q80"] - result[name]["ms_q20"] > 0.5 * result[name]["ms"]
                               for name in spans)
