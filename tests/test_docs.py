@@ -27,7 +27,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 NEEDS_PACKAGE = re.compile(r"^\s*(?:import|from)\s+(?:onepass|torch|numpy)\b|\bpython3?\s+-m\s+onepass\b", re.M)
 NOT_RUN = re.compile(r"(?:#|//|/\*)\s*not run:\s*(.*?)\s*(?:\*/)?\s*$")
-SECONDS = 120
+SECONDS = 300
 
 
 def blocks(path):

@@ -41,7 +41,7 @@ def reduction_of(reduction, divisor):
 
 
 def info(device="cpu"):
-    """{"version", "device", "level", "threads"} of the library on "cpu", "cuda" or "cuda:1"; NoDevice if it is absent."""
+    """{"version", "device", "level", "threads"} of the library on "cpu", "cuda" or "cuda:1"; or NoDevice is raised."""
     kind, _, number = device.partition(":")
     types = {"cpu": _native.CPU, "cuda": _native.CUDA}
     if kind not in types or (number and not number.isdigit()):

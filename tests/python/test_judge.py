@@ -22,7 +22,7 @@ from onepass.judge import compare, guard, inputs, plots, wire
 from onepass.judge.__main__ import main
 from onepass.judge.launch import Died, Forged, Nursery, Raised, TimedOut
 from onepass.judge.report import CHECKS, Report
-from onepass.judge.timing import Kind, Timing, quantile
+from onepass.judge.timing import Kind, Timing, quantile, remembers
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
@@ -720,6 +720,17 @@ def test_forged_events_are_found_out(milliseconds, status):
                        both=lambda *arguments, **more: ({"events": [milliseconds] * 4}, 0.050, 0.010))
     timing.events(Kind("forward", True, False), 4, {"candidate": {}, "reference": {}})
     assert timing.report["timer"].status == status
+
+
+@pytest.mark.parametrize("candidate, reference, found", [
+    ((0.020, 0.004), (0.025, 0.024), True),
+    ((0.020, 0.018), (0.025, 0.024), False),
+    ((0.020, 0.004), (0.025, 0.008), False),    # the reference too: a disturbance
+    ((0.020, 0.004), (0.025, 0.100), False),
+    ((0.0006, 0.0002), (0.0006, 0.0006), False),  # too short to tell
+])
+def test_a_cache_shows_in_the_times(candidate, reference, found):
+    assert remembers(candidate, reference) == found
 
 
 def test_the_document_has_every_check_and_the_factor():

@@ -25,6 +25,7 @@ SECONDS = 5.0                                    # for one kind of call
 IMPOSSIBLE = 0.25                                # of the floor, where caches help; of memory that no cache holds:
 IMPOSSIBLE_COLD = 0.7
 REPEATED = 0.6                                   # of a new input's time: what a repeated one may not fall below
+NOTICEABLE = 1e-3                                # seconds of a window: less is a disturbance of the machine
 
 
 def quantile(values, share):
@@ -39,6 +40,14 @@ def summary(values):
     """Of seconds: milliseconds, median and quantiles."""
     return {"ms": 1e3 * quantile(values, 0.5), "ms_q20": 1e3 * quantile(values, 0.2),
             "ms_q80": 1e3 * quantile(values, 0.8), "windows": [1e3 * value for value in values]}
+
+
+def remembers(candidate, reference):
+    """Whether windows betray a cache. Of either side: seconds on new inputs, seconds on one repeated input. The
+    reference has none; if it seems to have one, or the opposite of one, the machine was disturbed."""
+    new, repeated = candidate
+    steady = 0.7 < reference[1] / reference[0] < 1.5
+    return steady and repeated < REPEATED * new and new - repeated > NOTICEABLE
 
 
 class Kind:
@@ -313,14 +322,13 @@ class Timing:
                         spans[equal, name].append(seconds)
                         idle[name].append(nothing)
             # The shortest times: what disturbs a machine only ever makes them longer.
-            shares = [max(min(spans[True, name]) - min(idle[name]), 1e-9) /
-                      max(min(spans[False, name]) - min(idle[name]), 1e-9) for name in idle]
-            if shares[0] >= REPEATED * min(1.0, shares[1]):
+            best = {key: max(min(values) - min(idle[key[1]]), 1e-9) for key, values in spans.items()}
+            if not remembers(*[[best[equal, name] for equal in (False, True)] for name in ("candidate", "reference")]):
                 break
         else:
-            check.fail("a repeated input takes %.0f%% of a new one's time (of the reference's: %.0f%%)" % (
-                100 * shares[0], 100 * shares[1]))
-        check.details["repeated_share"] = shares[0]
+            check.fail("a repeated input takes %.0f%% of a new one's time (of the reference's: %.0f%%)" % tuple(
+                100 * best[True, name] / best[False, name] for name in ("candidate", "reference")))
+        check.details["repeated_share"] = best[True, "candidate"] / best[False, "candidate"]
 
     def events(self, kind, calls, result):
         """timer: CUDA's events in the worker, beside the judge's clock. Both windows begin behind a sleeping device, so

@@ -74,8 +74,8 @@ _is_capturing = getattr(torch._C, "_cuda_isCurrentStreamCapturing", _no)
 
 
 def place_of(tensor):
-    """Where work on the tensor is ordered: a key for what is kept between calls. None: nothing may be kept, since a CUDA
-    graph is being captured and its memory is its own."""
+    """Where work on the tensor is ordered: a key for what is kept between calls. None: nothing may be kept, since a
+    CUDA graph is being captured and its memory is its own."""
     if not tensor.is_cuda:
         return "cpu"
     if _is_capturing():
