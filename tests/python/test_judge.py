@@ -725,12 +725,12 @@ def test_forged_events_are_found_out(milliseconds, status):
 @pytest.mark.parametrize("candidate, reference, found", [
     ((0.020, 0.004), (0.025, 0.024), True),
     ((0.020, 0.018), (0.025, 0.024), False),
-    ((0.020, 0.004), (0.025, 0.008), False),    # the reference too: a disturbance
-    ((0.020, 0.004), (0.025, 0.100), False),
+    ((0.020, 0.004), (0.025, 0.008), None),       # the reference too: a disturbance
+    ((0.020, 0.004), (0.025, 0.100), None),
     ((0.0006, 0.0002), (0.0006, 0.0006), False),  # too short to tell
 ])
 def test_a_cache_shows_in_the_times(candidate, reference, found):
-    assert remembers(candidate, reference) == found
+    assert remembers(candidate, reference) is found
 
 
 def test_the_document_has_every_check_and_the_factor():
