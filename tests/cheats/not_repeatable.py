@@ -2,14 +2,14 @@
 # problem: kl_div
 # rejected by: repeat
 
+import itertools
+
 import torch
 from _kl import kl
 
-GENERATOR = torch.Generator()
-GENERATOR.seed()
+CALLS = itertools.count()
 
 
 class ModelNew(torch.nn.Module):
     def forward(self, predictions, targets):
-        noise = torch.rand((), generator=GENERATOR).to(predictions)
-        return kl(predictions, targets) * (1 + 2 * torch.finfo(predictions.dtype).eps * noise)
+        return kl(predictions, targets) * (1 + next(CALLS) % 4 * torch.finfo(predictions.dtype).eps)

@@ -76,7 +76,7 @@ def test_missing_sources_are_3(tmp_path):
 
 def test_file_and_standard_output_are_the_same_bytes(tmp_path):
     first, second = tmp_path / "first.py", tmp_path / "second.py"
-    second.write_text("something else")
+    second.write_text("something else", encoding="utf-8")
     for path in (first, second):
         done = command("kl_div", "-o", str(path))
         assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
@@ -117,12 +117,12 @@ def test_sources_are_the_librarys_word_for_word(monkeypatch):
     whole = [path for path in gather.listed() if gather.flat_name(path) in files]
     assert len(whole) > 40
     for path in whole:
-        text = (ROOT / path).read_text()
+        text = (ROOT / path).read_text(encoding="utf-8")
         if path == "src/core/kernels.def":
             text = "".join(line for line in text.splitlines(True) if line.startswith("KERNEL(kl,") or line[:6] != "KERNEL")
         assert files[gather.flat_name(path)] == text, path
     lines = files["kl_kernels.inc"].splitlines()[1:]
-    cut = "".join((ROOT / path).read_text() for path in gather.listed() if path not in whole)
+    cut = "".join((ROOT / path).read_text(encoding="utf-8") for path in gather.listed() if path not in whole)
     assert len(lines) == 14 and all(line + "\n" in cut for line in lines)
 
 
@@ -147,7 +147,7 @@ def directory(tmp_path_factory):
     """The sources, written as the model writes them."""
     made = tmp_path_factory.mktemp("exported")
     for name, text in files_of(export.export("kl_div")).items():
-        (made / name).write_text(text)
+        (made / name).write_text(text, encoding="utf-8")
     return made
 
 
@@ -160,7 +160,7 @@ def run(words, where):
 
 def kernel_names(directory):
     """The kernels in the launch table."""
-    names = re.findall(r"^KERNEL\((\w+)\)$", (directory / "kl_names.inc").read_text(), re.MULTILINE)
+    names = re.findall(r"^KERNEL\((\w+)\)$", (directory / "kl_names.inc").read_text(encoding="utf-8"), re.MULTILINE)
     assert len(names) == len(set(names)) >= 26
     return set(names)
 
@@ -184,7 +184,7 @@ def test_host_code_is_clean_cxx(directory, compiler, standard, half):
         pytest.skip("no " + compiler)
     include = ["-isystem", cuda_home() / "include"] if half == "cuda" else []
     source = directory / ("%s_%s_%s.cpp" % (half, compiler, standard))
-    source.write_text('#include "%s.inc"\n' % half)
+    source.write_text('#include "%s.inc"\n' % half, encoding="utf-8")
     run([compiler, "-std=" + standard, "-fsyntax-only", *WARNINGS, *include, source], directory)
 
 
@@ -212,7 +212,7 @@ def test_contraction_is_noticed(directory):
     """The check that -ffp-contract=off was obeyed can fail: without the flag gcc fuses wherever the machine can."""
     if not shutil.which("g++"):
         pytest.skip("no g++")
-    (directory / "probe.cpp").write_text(PROBE)
+    (directory / "probe.cpp").write_text(PROBE, encoding="utf-8")
     fuses = {}
     for flag in ("off", "fast"):
         run(["g++", "-std=gnu++14", "-O3", "-ffp-contract=" + flag, "probe.cpp", "-o", "probe", "-lpthread"], directory)
@@ -229,7 +229,7 @@ def test_neon_compiles_as_cxx_and_runs(directory):
     emulator = shutil.which("qemu-aarch64") or shutil.which("qemu-aarch64-static")
     if not (shutil.which("clang++") and shutil.which("aarch64-linux-gnu-gcc") and os.path.isdir(headers) and emulator):
         pytest.skip("no clang++, C compiler for 64-bit Arm and qemu")
-    (directory / "neon.cpp").write_text(PROBE)
+    (directory / "neon.cpp").write_text(PROBE, encoding="utf-8")
     run(["clang++", "--target=aarch64-linux-gnu", "-nostdinc++", "-isystem", headers, "-std=gnu++14", "-O2",
          "-ffp-contract=off", "-fno-exceptions", "-fno-rtti", "-c", "neon.cpp", "-o", "neon.o"], directory)
     run(["aarch64-linux-gnu-gcc", "-static", "neon.o", "-o", "neon", "-lm", "-lpthread"], directory)

@@ -24,7 +24,7 @@ def module(tmp_path_factory):
         pytest.skip("no ninja, which PyTorch compiles extensions with")
     directory = tmp_path_factory.mktemp("model_cuda")
     path = directory / "model_new.py"
-    path.write_text(export.export("kl_div"))
+    path.write_text(export.export("kl_div"), encoding="utf-8")
     release = run([cuda_home() / "bin" / "nvcc", "--version"], directory)
     if torch.version.cuda is None or "release %s." % torch.version.cuda.split(".")[0] not in release:
         pytest.skip("this PyTorch is for CUDA %s, and nvcc is of another release" % torch.version.cuda)

@@ -41,7 +41,7 @@ def model_file(tmp_path_factory):
         pytest.skip("no ninja, which PyTorch compiles extensions with")
     directory = tmp_path_factory.mktemp("model")
     path = directory / "model_new.py"
-    path.write_text(export.export("kl_div"))
+    path.write_text(export.export("kl_div"), encoding="utf-8")
     before = os.environ.get("TORCH_EXTENSIONS_DIR")
     os.environ["TORCH_EXTENSIONS_DIR"] = str(directory / "extensions")
     try:

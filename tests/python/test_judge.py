@@ -400,7 +400,7 @@ class Tool:
 
     def write(self, name, text):
         path = self.directory / name
-        path.write_text(textwrap.dedent(text))
+        path.write_text(textwrap.dedent(text), encoding="utf-8")
         return str(path)
 
     def __call__(self, reference, candidate=None, *options, device="cpu"):
@@ -424,7 +424,7 @@ def test_accepted_with_every_output(tool, tmp_path):
     assert code == 0 and verdict.startswith("accepted: "), tool.printed.out
     assert "forward + backward" in verdict
     assert "judge: values\n" in tool.printed.err
-    report = json.loads((tmp_path / "out.json").read_text())
+    report = json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))
     assert report["schema"] == 1 and report["accepted"] and report["exit_code"] == 0 and report["rejected_by"] == []
     assert report["verdict"] == verdict
     status = {check["name"]: check["status"] for check in report["checks"]}
@@ -436,7 +436,7 @@ def test_accepted_with_every_output(tool, tmp_path):
         assert times["speedup"] == pytest.approx(times["reference"]["ms"] / times["candidate"]["ms"])
     assert {row["key"] for row in report["errors"]} >= {"out.0", "grad.input.0", "grad.linear.weight"}
     assert report["about"]["seed"] >= 0
-    check_page((tmp_path / "out.html").read_text(), verdict)
+    check_page((tmp_path / "out.html").read_text(encoding="utf-8"), verdict)
 
 
 class Balance(html.parser.HTMLParser):
@@ -474,9 +474,9 @@ def test_a_rejection_in_every_output(tool, tmp_path):
     wrong = CANDIDATE.replace("torch.tanh(", "1.001 * torch.tanh(")
     code, verdict = tool(REFERENCE, wrong, "--json", str(tmp_path / "out.json"), "--html", str(tmp_path / "out.html"))
     assert code == 1 and verdict.startswith("rejected: values: "), tool.printed.out
-    report = json.loads((tmp_path / "out.json").read_text())
+    report = json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))
     assert report["rejected_by"][0] == "values" and not report["accepted"] and report["times"] == {}
-    text = (tmp_path / "out.html").read_text()
+    text = (tmp_path / "out.html").read_text(encoding="utf-8")
     assert "Rejected" in text and "values" in text
 
 
@@ -489,7 +489,7 @@ def test_a_seed_repeats_the_numbers(tool, tmp_path):
     rows = []
     for number in range(2):
         tool(REFERENCE, CANDIDATE, "--no-time", "--seed", "5", "--json", str(tmp_path / "out.json"))
-        rows.append(json.loads((tmp_path / "out.json").read_text())["errors"])
+        rows.append(json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))["errors"])
     assert rows[0] == rows[1] and any(row["candidate"] > 0 for row in rows[0])
 
 
@@ -662,7 +662,7 @@ def test_a_structured_input_keeps_its_structure(tool):
 def test_on_a_gpu(tool, tmp_path):
     code, verdict = tool(REFERENCE, CANDIDATE, "--trials", "5", "--json", str(tmp_path / "out.json"), device="cuda")
     assert code == 0, tool.printed.out
-    report = json.loads((tmp_path / "out.json").read_text())
+    report = json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))
     status = {check["name"]: check["status"] for check in report["checks"]}
     assert status["timer"] == "pass" and status["late"] == "pass"
     assert report["times"]["forward"]["candidate"]["device"]["ms"] > 0
@@ -675,7 +675,7 @@ def test_what_the_library_rewrites(tool):
         from onepass.torch import rewrite  # noqa: F401
     except ImportError as error:
         pytest.skip("the compiled library is not here: %s" % error)
-    code, verdict = tool((ROOT / "problems" / "kl_div.py").read_text(), None, "--no-time")
+    code, verdict = tool((ROOT / "problems" / "kl_div.py").read_text(encoding="utf-8"), None, "--no-time")
     assert code == 0, tool.printed.out
     assert "built by onepass.torch.rewrite" in tool.printed.out
 
@@ -734,7 +734,7 @@ def test_a_cache_shows_in_the_times(candidate, reference, found):
 
 
 def test_the_document_has_every_check_and_the_factor():
-    text = (ROOT / "docs" / "judge.md").read_text()
+    text = (ROOT / "docs" / "judge.md").read_text(encoding="utf-8")
     table = text.split("## Checks")[1].split("## Tolerance")[0]
     assert re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE) == list(CHECKS)
     assert "|c - x| <= %.0f max(E(x), ulp(x), smallest normal number)" % compare.FACTOR in text and compare.FLOOR == 1

@@ -31,7 +31,7 @@ DEVICES = ["cpu"] + (["cuda"] if torch.cuda.is_available() else [])
 def fields(path):
     """{name: value} of the comments a file opens with."""
     found = {}
-    for line in path.read_text().splitlines():
+    for line in path.read_text(encoding="utf-8").splitlines():
         match = re.match(r"# ([a-z ]+): (.*)$", line)
         if match:
             found[match[1]] = match[2]
@@ -93,6 +93,6 @@ def test_the_corpus_covers_the_checks():
 
 @pytest.mark.parametrize("path", CHEATS, ids=lambda path: path.stem)
 def test_a_cheat_says_what_it_is(path):
-    first = path.read_text().splitlines()[0]
+    first = path.read_text(encoding="utf-8").splitlines()[0]
     assert first.startswith("# ") and first.endswith("."), first
     assert {"problem", "rejected by"} <= set(fields(path))

@@ -431,7 +431,7 @@ def test_garbage(tmp_path):
     """A few thousand calls with arguments by chance, in a process of their own: exceptions, never a crash, never an
     error of the interpreter's own (SystemError: a result without a value, or a value beside an exception)."""
     program = tmp_path / "fuzz.py"
-    program.write_text(FUZZ)
+    program.write_text(FUZZ, encoding="utf-8")
     environment = dict(os.environ, PYTHONPATH=os.pathsep.join(p for p in sys.path if p))
     for i in range(2):
         print("seed: ONEPASS_TEST_SEED=%d (%d)" % (SEED, SEED + i))

@@ -75,7 +75,7 @@ def _build(cpp_extension, name, directory, options):
             if os.path.exists(os.path.join(directory, "lock")):
                 os.unlink(os.path.join(directory, "lock"))
             for path, text in _FILES.items():
-                with open(os.path.join(directory, path), "w") as file:
+                with open(os.path.join(directory, path), "w", encoding="utf-8") as file:
                     file.write(text)
             module = cpp_extension.load_inline(name=name, build_directory=directory, **options)
             open(complete, "w").close()
