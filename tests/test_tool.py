@@ -731,7 +731,7 @@ class Json(ToolTest):
             result = subprocess.run([TOOL, "kl", name, "t.npy", "--json"], cwd=self.directory, stdout=subprocess.PIPE,
                                     check=True)
             answer = json.loads(result.stdout.decode("utf-8"))
-            self.assertEqual(os.fsencode(answer["predictions"]["file"]), name)
+            self.assertEqual(answer["predictions"]["file"].encode("utf-8", "surrogateescape"), name)
 
     def test_info(self):
         answer = self.ask("info")
