@@ -42,6 +42,10 @@ def head(y, rows, columns, mean, var, gamma, beta, scale, eps):
 
 class LayerTest(test_tool.ToolTest):
     rows, depth, columns = 9, 6, 5
+    device = ()  # what head and linear are told about the device
+
+    def run_tool(self, *arguments, **more):
+        return super().run_tool(*arguments, *(self.device if arguments[0] in ("head", "linear") else ()), **more)
 
     def array(self, name, shape, descr="<f4", low=-1.0, high=1.0):
         """A random array in a file; its numbers as stored."""
@@ -79,7 +83,7 @@ class Values(LayerTest):
                 self.assertEqual(self.good("linear", "x.npy", "w.npy", "--bias", "b.npy", "-o", "y.npy"), b"")
                 want = product(t["x"], t["w"], self.rows, self.depth, self.columns, t["b"])
                 self.same("y.npy", want, descr, (self.rows, self.columns))
-                self.good("linear", "x.npy", "w.npy", "-o", "y.npy", "--threads", "2")
+                self.good("linear", "x.npy", "w.npy", "-o", "y.npy", *(() if self.device else ("--threads", "2")))
                 want = product(t["x"], t["w"], self.rows, self.depth, self.columns, [0] * self.columns)
                 self.same("y.npy", want, descr, (self.rows, self.columns))
 
@@ -127,18 +131,9 @@ class Values(LayerTest):
                 self.same("v2.npy", [(1 - factor) * a + factor * b for a, b in zip(kept_var, unbiased)], "<f4",
                           (self.columns,))
         answer = json.loads(self.good(*base, "--momentum", "none", "--batches", "3", "--json"))
+        self.assertEqual(answer["device"], self.device[1] if self.device else "cpu")
         self.assertEqual((answer["command"], answer["train"], answer["batches"]), ("head", True, 4))
         self.assertEqual((answer["shape"], answer["written"]), ([self.rows, self.columns], ["p.npy"]))
-
-    def test_thread_counts_give_the_same_bytes(self):
-        self.rows, self.depth, self.columns = 300, 40, 90
-        self.layer()
-        results = set()
-        for threads in (1, 2, 3):
-            self.good("head", "x.npy", "--weight", "w.npy", "--train", "-o", "p.npy", "--threads", threads)
-            with open(self.path("p.npy"), "rb") as file:
-                results.add(file.read())
-        self.assertEqual(len(results), 1)
 
     def test_stdin_and_stdout(self):
         self.layer()
@@ -169,10 +164,24 @@ class Refusals(LayerTest):
                 (("linear", "x.npy", "w.npy"), "-o"), (("linear", "x.npy", "w.npy", "--gamma", "g.npy"), "--gamma")):
             with self.subTest(arguments=arguments):
                 self.bad(2, *arguments, holds=(word,))
-        for name in ("head", "linear"):
-            command = head + ("--train",) if name == "head" else ("linear", "x.npy", "w.npy", "-o", "y.npy")
-            self.bad(4, *command, "--device", "cuda", holds=("--device cuda", "CPU"))
-            self.bad(4, "bench", name, "--device", "cuda:1", holds=("--device cuda:1", "CPU"))
+
+    def test_device(self):
+        self.layer()
+        usable = [device["name"] for device in json.loads(self.good("info", "--json"))["devices"] if device["usable"]]
+        self.assertNotIn("cuda:12", usable)
+        for name, command in (("head", ("head", "x.npy", "--weight", "w.npy", "--train", "-o", "p.npy")),
+                              ("linear", ("linear", "x.npy", "w.npy", "-o", "y.npy"))):
+            with self.subTest(name=name):
+                self.bad(4, *command, "--device", "cuda:12", holds=("cuda:12", "CUDA"))
+                self.bad(4, "bench", name, "--device", "cuda:12", holds=("cuda:12", "CUDA"))
+                self.bad(2, *command, "--device", "cuda", "--threads", "2", holds=("--threads", "CPU"))
+                self.bad(2, *command, "--device", "gpu", holds=("--device", "gpu"))
+                self.bad(2, *command, "--fp32-products", "tf32", holds=("--fp32-products", "--device cpu", "GPU"))
+                self.bad(2, *command, "--device", "cuda", "--fp32-products", "bf16", holds=("--fp32-products", "tf32"))
+                self.bad(2, "bench", name, "--fp32-products", "full", holds=("--fp32-products", "--device cpu"))
+                self.bad(2, "bench", name, "--pred", "probs", holds=("--pred", name, "kl"))
+        self.bad(2, "bench", "kl", "--depth", "3", holds=("--depth", "head and linear"))
+        self.bad(2, "bench", "kl", "--device", "cuda", "--fp32-products", "tf32", holds=("--fp32-products", "head"))
 
     def test_files(self):
         self.layer()
@@ -198,6 +207,16 @@ class Refusals(LayerTest):
 
 
 class Commands(LayerTest):
+    def test_thread_counts_give_the_same_bytes(self):
+        self.rows, self.depth, self.columns = 300, 40, 90
+        self.layer()
+        results = set()
+        for threads in (1, 2, 3):
+            self.good("head", "x.npy", "--weight", "w.npy", "--train", "-o", "p.npy", "--threads", threads)
+            with open(self.path("p.npy"), "rb") as file:
+                results.add(file.read())
+        self.assertEqual(len(results), 1)
+
     def test_bench(self):
         for name, works in (("head", 4), ("linear", 3)):
             for more in ((), ("--dtype", "bf16"), ("--dtype", "f64", "--isa", "scalar", "--threads", "1"), ("--grad",)):
@@ -214,6 +233,28 @@ class Commands(LayerTest):
             text = self.good("bench", name, "--rows", "8", "--depth", "8", "--cols", "8", "--seconds", "0.001").decode()
             self.assertEqual(len(text.splitlines()), 2 + works)
             self.assertIn("GFLOP/s", text)
+
+    def test_info_says_who_multiplies(self):
+        def ask(**more):
+            environment = dict(os.environ, **more)
+            return (json.loads(self.good("info", "--json", env=environment)),
+                    self.good("info", env=environment).decode())
+        answer, text = ask()
+        self.assertIn("cublaslt", answer)
+        self.assertRegex(text, r"(?m)^BLAS +\S")
+        self.assertRegex(text, r"(?m)^CUDA products +\S")
+        answer, text = ask(ONEPASS_BLAS="none")
+        self.assertIsNone(answer["blas"])
+        for said in (answer["blas_text"], text):
+            self.assertIn("$ONEPASS_BLAS is \"none\"", said)
+            self.assertIn("the library's own product", said)
+        for value in ("none", "/nowhere/libcublasLt.so"):
+            answer, text = ask(ONEPASS_CUBLASLT=value)
+            self.assertIsNone(answer["cublaslt"])
+            self.assertIn(answer["cublaslt_text"], text)
+            if "without CUDA kernels" not in text:
+                self.assertIn("own kernel", text)
+                self.assertIn(value, answer["cublaslt_text"])
 
     def test_check(self):
         answer = json.loads(self.good("check", "--quick", "--seed", "3", "--json"))

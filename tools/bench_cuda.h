@@ -1,6 +1,5 @@
 /*
- * Timing on a GPU: the operator and, in turn with it, a plain read of as many bytes, each run alone on the device after
- * 256 MB have been written to empty its cache, between two of the driver's events. Copies nothing inside what is timed.
+ * onepass bench kl on a GPU: the operator and, in turn with it, a plain read of as many bytes (measure_cuda.h).
  */
 #ifndef TOOL_BENCH_CUDA_H
 #define TOOL_BENCH_CUDA_H

@@ -12,7 +12,10 @@
 #include "head_case.h"
 #include "json.h"
 #include "kl_case.h"
+#include "layer_call.h"
+#include "measure_cuda.h"
 #include "message.h"
+#include "product.h"
 #include "progress.h"
 
 enum { PRODUCT, FORWARD, EVAL, BACKWARD, WORKS };
@@ -20,12 +23,15 @@ enum { PRODUCT, FORWARD, EVAL, BACKWARD, WORKS };
 typedef struct head_job {
     const parsed_options *options;
     bool head; /* otherwise linear */
+    onepass_device device;
     onepass_handle *handle;
     head_case problem;
+    head_case there; /* the same on a GPU */
     timed_work works[WORKS];
+    int kinds[WORKS]; /* PRODUCT to BACKWARD */
     double errors[WORKS];
     int count;
-    const onep_blas *blas; /* NULL: the product is our own */
+    const onep_blas *blas; /* NULL: the product is our own, or a GPU's */
 } head_job;
 
 /* ---- what is timed ----------------------------------------------------------------------------------------------- */
@@ -64,37 +70,51 @@ static void run_product(void *context, int repeats)
     }
 }
 
-static onepass_status forward(head_job *job, bool train)
+static onepass_status forward(const head_job *job, head_case *it, bool train)
 {
-    return job->head ? head_case_forward(&job->problem, job->handle, train)
-                     : head_case_linear(&job->problem, job->handle, true);
+    return job->head ? head_case_forward(it, job->handle, train) : head_case_linear(it, job->handle, true);
+}
+
+static onepass_status both(const head_job *job, head_case *it)
+{
+    onepass_status status = forward(job, it, true);
+    if (status != ONEPASS_OK)
+        return status;
+    return job->head ? head_case_backward(it, job->handle, true) : head_case_linear_backward(it, job->handle);
 }
 
 static void run_forward(void *context, int repeats)
 {
+    head_job *job = context;
     for (int i = 0; i < repeats; i++)
-        forward(context, true);
+        forward(job, &job->problem, true);
 }
 
 static void run_eval(void *context, int repeats)
 {
+    head_job *job = context;
     for (int i = 0; i < repeats; i++)
-        forward(context, false);
-}
-
-static onepass_status both(head_job *job)
-{
-    onepass_status status = forward(job, true);
-    if (status != ONEPASS_OK)
-        return status;
-    return job->head ? head_case_backward(&job->problem, job->handle, true)
-                     : head_case_linear_backward(&job->problem, job->handle);
+        forward(job, &job->problem, false);
 }
 
 static void run_both(void *context, int repeats)
 {
+    head_job *job = context;
     for (int i = 0; i < repeats; i++)
-        both(context);
+        both(job, &job->problem);
+}
+
+static onepass_status run_there(void *context, int work)
+{
+    head_job *job = context;
+    switch (job->kinds[work]) {
+    case PRODUCT:
+        return head_case_linear(&job->there, job->handle, false);
+    case BACKWARD:
+        return both(job, &job->there);
+    default:
+        return forward(job, &job->there, job->kinds[work] == FORWARD);
+    }
 }
 
 /* ---- errors ------------------------------------------------------------------------------------------------------ */
@@ -121,11 +141,10 @@ static onepass_status measure_errors(head_job *job)
     head_case *it = &job->problem;
     onepass_status status = head_case_prepare(it, job->handle);
     if (status == ONEPASS_OK)
-        status = both(job);
+        status = both(job, it);
     if (status != ONEPASS_OK || it->type == ELEMENT_F64)
         return status;
     head_case exact = {.rows = it->rows, .depth = it->depth, .columns = it->columns, .type = ELEMENT_F64};
-    head_job wide = {.head = job->head, .handle = job->handle};
     if (!head_case_create(&exact)) {
         head_case_destroy(&exact);
         return ONEPASS_OK; /* no room to know them */
@@ -136,21 +155,20 @@ static onepass_status measure_errors(head_job *job)
             element_store(ELEMENT_F64, exact.arrays[array], (size_t)i,
                           element_load(matrix ? it->type : it->computed, it->arrays[array], (size_t)i));
     }
-    wide.problem = exact;
-    status = head_case_prepare(&wide.problem, job->handle);
+    status = head_case_prepare(&exact, job->handle);
     if (status == ONEPASS_OK)
-        status = both(&wide);
+        status = both(job, &exact);
     if (status == ONEPASS_OK) {
-        job->errors[FORWARD] = distance(it, &wide.problem, HEAD_CASE_OUTPUT);
-        job->errors[BACKWARD] = distance(it, &wide.problem, HEAD_CASE_GRAD_WEIGHT);
+        job->errors[FORWARD] = distance(it, &exact, HEAD_CASE_OUTPUT);
+        job->errors[BACKWARD] = distance(it, &exact, HEAD_CASE_GRAD_WEIGHT);
     }
     if (status == ONEPASS_OK)
-        status = forward(job, false);
+        status = forward(job, it, false);
     if (status == ONEPASS_OK)
-        status = forward(&wide, false);
+        status = forward(job, &exact, false);
     if (status == ONEPASS_OK)
-        job->errors[EVAL] = distance(it, &wide.problem, HEAD_CASE_OUTPUT);
-    head_case_destroy(&wide.problem);
+        job->errors[EVAL] = distance(it, &exact, HEAD_CASE_OUTPUT);
+    head_case_destroy(&exact);
     return status;
 }
 
@@ -165,10 +183,7 @@ static void print_json(const head_job *job)
     json_integer(&json, "depth", it->depth);
     json_integer(&json, "columns", it->columns);
     json_string(&json, "dtype", element_infos[it->type].name);
-    json_string(&json, "device", "cpu");
-    json_string(&json, "isa", onepass_isa(job->handle));
-    json_string(&json, "blas", onepass_blas(job->handle));
-    json_integer(&json, "threads", onepass_threads(job->handle));
+    layer_print_device(&json, job->handle, job->options);
     json_integer(&json, "seed", (int64_t)it->seed);
     json_open(&json, "rows", '[');
     for (int i = 0; i < job->count; i++)
@@ -180,10 +195,16 @@ static void print_json(const head_job *job)
 static void print_table(const head_job *job)
 {
     const head_case *it = &job->problem;
-    printf("%s, %lld x %lld x %lld (B x K x N) %s; %s, BLAS %s, %d threads, %d rounds, seed %llu\n",
+    char products[400];
+    if (job->handle->cuda)
+        onep_products_describe(products, sizeof products);
+    else
+        snprintf(products, sizeof products, "BLAS %s, %d threads", onepass_blas(job->handle),
+                 (int)onepass_threads(job->handle));
+    printf("%s, %lld x %lld x %lld (B x K x N) %s; %s, %s, %d rounds, seed %llu\n",
            options_text(job->options, "OPERATOR"), (long long)it->rows, (long long)it->depth, (long long)it->columns,
-           element_infos[it->type].name, onepass_isa(job->handle), onepass_blas(job->handle),
-           (int)onepass_threads(job->handle), job->works[0].rounds, (unsigned long long)it->seed);
+           element_infos[it->type].name, onepass_isa(job->handle), products, job->works[0].rounds,
+           (unsigned long long)it->seed);
     measure_print_table(job->works, job->count, job->errors);
 }
 
@@ -193,8 +214,12 @@ static void choose_works(head_job *job)
     const head_case *it = &job->problem;
     double flops = 2 * (double)it->rows * (double)it->depth * (double)it->columns;
     bool gradient = options_given(job->options, "grad");
+    char ignored[8];
+    bool cublaslt = job->handle->cuda && onep_products_describe(ignored, sizeof ignored);
     const timed_work all[WORKS] = {
-        [PRODUCT] = {.name = job->blas ? "BLAS product alone" : "own product alone",
+        [PRODUCT] = {.name = job->blas  ? "BLAS product alone"
+                             : cublaslt ? "cuBLASLt alone"
+                                        : "own product alone",
                      .prepare = many_threads,
                      .run = run_product,
                      .bytes = flops},
@@ -211,6 +236,7 @@ static void choose_works(head_job *job)
             continue;
         timed_work *work = &job->works[job->count];
         *work = all[i];
+        job->kinds[job->count] = i;
         work->context = job;
         work->counts_flops = true;
         if (!work->prepare)
@@ -219,19 +245,41 @@ static void choose_works(head_job *job)
     }
 }
 
+/* The processor's work and floor, in turn. */
+static int measure_on_cpu(head_job *job)
+{
+    bool measured = measure_in_turn(job->works, job->count, options_real(job->options, "seconds"));
+    one_thread(job);
+    return measured ? 0 : message_error(EXIT_INPUT, "no memory for the samples");
+}
+
+/* The same with everything on the device. */
+static int measure_on_cuda(head_job *job)
+{
+    cuda_timer timer = {0};
+    onepass_status status = cuda_timer_open(&timer, job->device.id);
+    if (status == ONEPASS_OK)
+        status = head_case_send(&job->problem, &job->there, job->handle, &timer.memory);
+    if (status == ONEPASS_OK)
+        status = cuda_measure_in_turn(&timer, run_there, job, job->works, 0, job->count,
+                                      options_real(job->options, "seconds"));
+    if (timer.memory.open)
+        head_case_drop(&job->there, &timer.memory);
+    cuda_timer_close(&timer);
+    return status == ONEPASS_OK ? 0 : message_library_error(status);
+}
+
 static int run(head_job *job)
 {
     const parsed_options *options = job->options;
     bool quiet = options_given(options, "quiet");
-    onepass_device device;
-    int code = device_option(options, &device);
+    int code = device_option(options, &job->device);
     if (code)
         return code;
-    if (device.type == ONEPASS_CUDA)
-        return message_error(EXIT_DEVICE, "--device %s: %s runs on the CPU only", options_text(options, "device"),
-                             options_text(options, "OPERATOR"));
     onepass_config config = {
         .size = sizeof config,
+        .device = job->device,
+        .fp32_products = options_choice(options, "fp32-products"),
         .threads = (int32_t)options_integer(options, "threads"),
         .isa = options_text(options, "isa"),
     };
@@ -251,7 +299,7 @@ static int run(head_job *job)
                              options_text(options, "rows"), options_text(options, "depth"),
                              options_text(options, "cols"));
     bool fits = it->rows <= INT32_MAX && it->depth <= INT32_MAX && it->columns <= INT32_MAX;
-    if (it->type >= ELEMENT_F32 && fits && job->handle->level != ONEP_REF)
+    if (it->type >= ELEMENT_F32 && fits && !job->handle->cuda && job->handle->level != ONEP_REF)
         job->blas = onep_blas_of(job->handle->blas);
     progress_begin("errors", quiet);
     status = measure_errors(job);
@@ -260,11 +308,10 @@ static int run(head_job *job)
         return message_library_error(status);
     choose_works(job);
     progress_begin("bench", quiet);
-    bool measured = measure_in_turn(job->works, job->count, options_real(options, "seconds"));
+    code = job->handle->cuda ? measure_on_cuda(job) : measure_on_cpu(job);
     progress_clear();
-    if (!measured)
-        return message_error(EXIT_INPUT, "no memory for the samples");
-    one_thread(job);
+    if (code)
+        return code;
     if (options_given(options, "json"))
         print_json(job);
     else

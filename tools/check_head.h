@@ -10,6 +10,7 @@
 typedef struct head_check {
     const char *operator_name, *level;
     element_type type;
+    bool on_device; /* the level is a GPU */
     int64_t cases, failures;
     double worst;    /* units */
     char first[400]; /* what the first failure was */

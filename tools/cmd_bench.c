@@ -196,10 +196,25 @@ static int run(bench_job *job)
     return code ? code : measure(job);
 }
 
+/* What only other operators have is refused, not ignored. */
+static int check_options(const parsed_options *options, bool kl)
+{
+    static const char *const for_kl[] = {"pred", "target"}, *const for_layers[] = {"depth", "fp32-products"};
+    for (int i = 0; i < 2; i++) {
+        const char *name = kl ? for_layers[i] : for_kl[i];
+        if (options_given(options, name))
+            return message_error(EXIT_USAGE, "--%s with %s; it is for %s", name, options_text(options, "OPERATOR"),
+                                 kl ? "head and linear" : "kl");
+    }
+    return 0;
+}
+
 int command_bench(const parsed_options *options)
 {
-    if (strcmp(options_text(options, "OPERATOR"), "kl") != 0)
-        return bench_head(options);
+    bool kl = strcmp(options_text(options, "OPERATOR"), "kl") == 0;
+    int refused = check_options(options, kl);
+    if (refused || !kl)
+        return refused ? refused : bench_head(options);
     bench_job job = {.options = options};
     int code = run(&job);
     measure_release(job.works, WORKS);

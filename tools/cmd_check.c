@@ -1,8 +1,8 @@
 /*
- * onepass check: every vector level this machine runs against the plain C reference; linear and head in check_head.c,
- * KL divergence here, case by case: types, forms,
- * reductions, semantics, weights, masks, upstream gradients, shapes with tails, layouts, special values. Both compute
- * the same inputs into outputs of the same type; a case is a number, so a failure can be repeated from seed and number.
+ * onepass check: every vector level this machine runs, or a GPU, against the plain C reference; linear and head in
+ * check_head.c, KL divergence here, case by case: types, forms, reductions, semantics, weights, masks, upstream
+ * gradients, shapes with tails, layouts, special values. Both compute the same inputs into outputs of the same type; a
+ * case is a number, so a failure can be repeated from seed and number.
  */
 #define _POSIX_C_SOURCE 200809L
 #include <float.h>
@@ -435,19 +435,20 @@ static void print_head_line(const check_job *job, json_writer *json, const head_
     json_close(json, '}');
 }
 
-/* Linear and head at every level of the processor; a GPU has no kernels for them. */
+/* Linear and head at every level that was asked for. */
 static onepass_status check_layers(check_job *job, json_writer *json)
 {
     onepass_status status = ONEPASS_OK;
     for (int head = 0; head < 2; head++)
         for (int type = 0; type < ELEMENT_FLOATS; type++)
-            for (int level = ONEP_SCALAR; level < ONEP_LEVELS && status == ONEPASS_OK; level++) {
+            for (int level = ONEP_SCALAR; level < CHECK_LEVELS && status == ONEPASS_OK; level++) {
                 if (!job->handles[level])
                     continue;
                 head_check line = {
                     .operator_name = head ? "head" : "linear",
                     .level = onep_level_name((onep_level)level),
                     .type = (element_type)type,
+                    .on_device = level == ONEP_CUDA,
                 };
                 status = check_head(&line, job->handles[ONEP_REF], job->handles[level], head, job->seed, job->quick,
                                     most_units);

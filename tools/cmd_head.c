@@ -1,7 +1,8 @@
 /*
  * onepass head and onepass linear: from .npy files to a layer's output, and with --train to the running statistics
  * after the batch. Everything about the files and options is checked before an output is touched; the arrays go from
- * file to library to file without a copy, and the library's workspace is the only memory that is allocated.
+ * file to library to file without a copy (but for a GPU, where they are copied to and from), and the library's
+ * workspace is the only memory that is allocated.
  */
 #define _POSIX_C_SOURCE 200809L
 #include <math.h>
@@ -14,6 +15,7 @@
 #include "device_memory.h"
 #include "files.h"
 #include "json.h"
+#include "layer_call.h"
 #include "message.h"
 #include "progress.h"
 
@@ -27,12 +29,13 @@ typedef struct layer_job {
     const char *input_paths[INPUTS], *output_paths[OUTPUTS]; /* NULL: not given */
     input_file inputs[INPUTS];
     output_file outputs[OUTPUTS];
+    onepass_device device;
     onepass_handle *handle;
     element_type type; /* of the output */
     bool one_scale;    /* --scale is a number */
     double scale;
     int64_t batches;
-    void *workspace;
+    void *workspace; /* of the CPU */
     double seconds;
 } layer_job;
 
@@ -86,13 +89,9 @@ static int check_statistics(const layer_job *job)
 
 static int check_options(layer_job *job)
 {
-    onepass_device device;
-    int code = device_option(job->options, &device);
+    int code = device_option(job->options, &job->device);
     if (code)
         return code;
-    if (device.type == ONEPASS_CUDA)
-        return message_error(EXIT_DEVICE, "--device %s: this command runs on the CPU only",
-                             options_text(job->options, "device"));
     if (!job->input_paths[WEIGHT])
         return message_error(EXIT_USAGE, "--weight is missing; see onepass head --help");
     if (!job->output_paths[OUTPUT])
@@ -211,8 +210,10 @@ static int create_handle(layer_job *job)
 {
     onepass_config config = {
         .size = sizeof config,
+        .device = job->device,
         .threads = (int32_t)options_integer(job->options, "threads"),
-        .progress = progress_update,
+        .progress = job->device.type == ONEPASS_CPU ? progress_update : NULL,
+        .fp32_products = options_choice(job->options, "fp32-products"),
     };
     onepass_status status = onepass_create(&config, &job->handle);
     return status == ONEPASS_OK ? 0 : message_library_error(status);
@@ -230,13 +231,15 @@ static int claim_workspace(layer_job *job, onepass_status status, size_t bytes)
 static int compute_linear(layer_job *job, onepass_tensor *in, onepass_tensor *out)
 {
     size_t bytes = 0;
-    onepass_status status = onepass_linear_workspace_size(job->handle, &in[INPUT], &in[WEIGHT], &bytes);
+    onepass_status status = ONEPASS_OK;
+    if (!layer_is_copied(job->handle, &in[INPUT]))
+        status = onepass_linear_workspace_size(job->handle, &in[INPUT], &in[WEIGHT], &bytes);
     int code = claim_workspace(job, status, bytes);
     if (code)
         return code;
     double begun = clock_seconds();
-    status = onepass_linear(job->handle, &in[INPUT], &in[WEIGHT], job->input_paths[BIAS] ? &in[BIAS] : NULL,
-                            &out[OUTPUT], job->workspace, bytes);
+    status = linear_call(job->handle, &in[INPUT], &in[WEIGHT], job->input_paths[BIAS] ? &in[BIAS] : NULL, &out[OUTPUT],
+                         job->workspace, bytes);
     job->seconds = clock_seconds() - begun;
     return status == ONEPASS_OK ? 0 : message_library_error(status);
 }
@@ -266,14 +269,16 @@ static int compute_head(layer_job *job, onepass_tensor *in, onepass_tensor *out)
                                     : &in[RUNNING_VAR],
         .batches_tracked = cumulative ? &counter : NULL,
     };
-    onepass_status status = onepass_head_workspace_size(job->handle, &in[INPUT], &in[WEIGHT], &options, &out[OUTPUT],
-                                                        NULL, &options.workspace_size);
+    onepass_status status = ONEPASS_OK;
+    if (!layer_is_copied(job->handle, &in[INPUT]))
+        status = onepass_head_workspace_size(job->handle, &in[INPUT], &in[WEIGHT], &options, &out[OUTPUT], NULL,
+                                             &options.workspace_size);
     int code = claim_workspace(job, status, options.workspace_size);
     if (code)
         return code;
     options.workspace = job->workspace;
     double begun = clock_seconds();
-    status = onepass_head(job->handle, &in[INPUT], &in[WEIGHT], &options, &out[OUTPUT], NULL, NULL, NULL);
+    status = head_call(job->handle, &in[INPUT], &in[WEIGHT], &options, &out[OUTPUT], NULL, NULL, NULL);
     job->seconds = clock_seconds() - begun;
     return status == ONEPASS_OK ? 0 : message_library_error(status);
 }
@@ -305,10 +310,7 @@ static void print_json(const layer_job *job)
         if (is_cumulative(job) && job->train)
             json_integer(&json, "batches", job->batches);
     }
-    json_string(&json, "device", "cpu");
-    json_string(&json, "isa", onepass_isa(job->handle));
-    json_string(&json, "blas", onepass_blas(job->handle));
-    json_integer(&json, "threads", onepass_threads(job->handle));
+    layer_print_device(&json, job->handle, job->options);
     json_number(&json, "seconds", job->seconds);
     json_open(&json, "written", '[');
     for (int i = 0; i < OUTPUTS; i++)

@@ -1,15 +1,16 @@
 /* onepass info: what this build holds and what this machine can run of it. Computes nothing. */
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "commands.h"
 #include "device.h"
 #include "device_memory.h"
+#include "handle.h"
 #include "json.h"
 #include "kernels.h"
 #include "message.h"
-
-#define NO_BLAS "none found; matrices are multiplied by the library's own product"
+#include "product.h"
 
 /* Two lists of levels: those built in, and of these the ones that run here. */
 static void print_levels(json_writer *json, const char *name, int (*holds)(onep_level))
@@ -81,9 +82,30 @@ static void print_devices(void)
     }
 }
 
-static bool has_blas(onepass_handle *handle)
+/* Who multiplies on a GPU, or why it is the library's own kernel. */
+static void print_products(json_writer *json)
 {
-    return strcmp(onepass_blas(handle), "none") != 0;
+    char text[400];
+    bool found = onep_products_describe(text, sizeof text);
+    if (!json) {
+        printf("%-16s %s\n", "CUDA products", text);
+    } else if (found) {
+        json_string(json, "cublaslt", text);
+    } else {
+        json_null(json, "cublaslt");
+        json_string(json, "cublaslt_text", text);
+    }
+}
+
+/* Who multiplies on the CPU; "" or why it is the library itself. */
+static const char *blas_missing(onepass_handle *handle)
+{
+    const char *asked = getenv("ONEPASS_BLAS");
+    if (strcmp(onepass_blas(handle), "none") != 0)
+        return "";
+    return asked && strcmp(asked, "none") == 0
+               ? "$ONEPASS_BLAS is \"none\"; matrices are multiplied by the library's own product"
+               : "none found; matrices are multiplied by the library's own product";
 }
 
 static void print_json(onepass_handle *handle)
@@ -94,12 +116,14 @@ static void print_json(onepass_handle *handle)
     print_levels(&json, "levels_built", onep_level_built);
     print_levels(&json, "levels_usable", onep_level_runs);
     json_integer(&json, "cores", onepass_threads(handle));
-    if (has_blas(handle)) {
-        json_string(&json, "blas", onepass_blas(handle));
-    } else {
+    const char *missing = blas_missing(handle);
+    if (*missing) {
         json_null(&json, "blas");
-        json_string(&json, "blas_text", NO_BLAS);
+        json_string(&json, "blas_text", missing);
+    } else {
+        json_string(&json, "blas", onepass_blas(handle));
     }
+    print_products(&json);
     print_devices_json(&json);
     json_end(&json);
 }
@@ -111,11 +135,12 @@ static void print_text(onepass_handle *handle)
     print_levels(NULL, "levels built in", onep_level_built);
     print_levels(NULL, "levels usable", onep_level_runs);
     printf("%-16s %d\n", "cores usable", (int)onepass_threads(handle));
-    printf("%-16s %s\n", "BLAS", has_blas(handle) ? onepass_blas(handle) : NO_BLAS);
+    printf("%-16s %s\n", "BLAS", *blas_missing(handle) ? blas_missing(handle) : onepass_blas(handle));
+    print_products(NULL);
     print_devices();
 }
 
-/* A device that was asked for by name must be usable: a handle is made on it, and the kernels are loaded. */
+/* A device that was asked for by name must be usable: a handle is made on it, kernels are loaded, cuBLASLt started. */
 static int try_device(onepass_device device)
 {
     onepass_handle *handle;
@@ -123,6 +148,8 @@ static int try_device(onepass_device device)
     onepass_status status = onepass_create(&config, &handle);
     if (status != ONEPASS_OK)
         return message_library_error(status);
+    if (handle->cuda)
+        onep_cuda_products(handle->cuda);
     onepass_destroy(handle);
     return EXIT_FINE;
 }

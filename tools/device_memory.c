@@ -13,8 +13,12 @@ int device_option(const parsed_options *options, onepass_device *device)
 {
     const char *text = options_text(options, "device");
     *device = (onepass_device){ONEPASS_CPU, 0};
-    if (strcmp(text, "cpu") == 0)
+    if (strcmp(text, "cpu") == 0) {
+        if (options_given(options, "fp32-products"))
+            return message_error(EXIT_USAGE, "--fp32-products with --device cpu; it is for a GPU, on the CPU an fp32 "
+                                             "product is an fp32 product");
         return 0;
+    }
     const char *number = strncmp(text, "cuda:", 5) == 0 ? text + 5 : strcmp(text, "cuda") == 0 ? "0" : "";
     if (!*number || number[strspn(number, "0123456789")])
         return message_error(EXIT_USAGE, "--device: \"%s\" is not a device; it must be cpu or cuda[:N]", text);
@@ -79,27 +83,12 @@ void device_release(const device_memory *memory, onep_cu_address address)
         memory->driver->cuMemFree(address);
 }
 
-/* ---- one call with host tensors ---------------------------------------------------------------------------------- */
-
-enum { PREDICTIONS, TARGETS, WEIGHTS, MASK, GRAD_VALUE, GRAD_MADE_FOR, VALUE, GRAD_PREDICTIONS, GRAD_TARGETS, TENSORS };
-enum { FIRST_OUTPUT = GRAD_MADE_FOR };
-
-static const char *const names[TENSORS] = {"predictions",   "targets", "row_weights",      "row_mask",    "grad_value",
-                                           "grad_made_for", "value",   "grad_predictions", "grad_targets"};
-
-/* A tensor on the host and its copy. */
-typedef struct copied {
-    const onepass_tensor *host; /* NULL: not given */
-    onepass_tensor device;
-    char *first; /* lowest byte on the host; NULL: empty */
-    size_t bytes;
-    onep_cu_address address;
-} copied;
+/* ---- copies ------------------------------------------------------------------------------------------------------ */
 
 /* The range of memory from the lowest to the highest element; gaps travel too, so that they stay as they are. */
-static void find_range(copied *c)
+static void find_range(device_copy *copy)
 {
-    const onepass_tensor *t = c->host;
+    const onepass_tensor *t = copy->host;
     int64_t size = t->dtype.bits / 8, low = 0, high = 0, step = 1, elements = 1;
     for (int d = t->ndim - 1; d >= 0; d--) {
         int64_t stride = t->strides ? t->strides[d] : step;
@@ -111,83 +100,85 @@ static void find_range(copied *c)
     }
     if (elements == 0)
         return;
-    c->first = (char *)t->data + t->byte_offset + low * size;
-    c->bytes = (size_t)((high - low + 1) * size);
+    copy->first = (char *)t->data + t->byte_offset + low * size;
+    copy->bytes = (size_t)((high - low + 1) * size);
 }
 
-static onepass_status copy_there(const device_memory *memory, copied *c, const char *name, onepass_device device)
+static onepass_status send_one(const device_memory *memory, onepass_device device, device_copy *copy)
 {
-    c->device = *c->host;
-    c->device.device = device;
-    find_range(c);
-    if (!c->first)
+    copy->device = *copy->host;
+    copy->device.device = device;
+    find_range(copy);
+    if (!copy->first)
         return ONEPASS_OK;
-    onepass_status status = device_claim(memory, name, c->bytes, &c->address);
+    onepass_status status = device_claim(memory, copy->name, copy->bytes, &copy->address);
     if (status == ONEPASS_OK)
-        status = device_status(name, memory->driver->cuMemcpyHtoD(c->address, c->first, c->bytes));
-    c->device.data = (char *)(uintptr_t)c->address + ((char *)c->host->data - c->first);
+        status = device_status(copy->name, memory->driver->cuMemcpyHtoD(copy->address, copy->first, copy->bytes));
+    copy->device.data = (char *)(uintptr_t)copy->address + ((char *)copy->host->data - copy->first);
     return status;
 }
 
-/* Everything is there: makes room for the partial sums, calls, waits, and fetches the outputs. */
-static onepass_status call_there(const device_memory *memory, device_kl_entry *entry, onepass_handle *handle,
-                                 onepass_kl_options *options, copied all[TENSORS])
+onepass_status device_send(const device_memory *memory, onepass_device device, device_copy copies[], int count)
 {
-    const onepass_tensor *there[TENSORS];
-    for (int i = 0; i < TENSORS; i++)
-        there[i] = all[i].host ? &all[i].device : NULL;
-    options->row_weights = there[WEIGHTS];
-    options->row_mask = there[MASK];
-    options->grad_value = there[GRAD_VALUE];
-    options->grad_made_for = there[GRAD_MADE_FOR];
+    onepass_status status = ONEPASS_OK;
+    for (int i = 0; i < count && status == ONEPASS_OK; i++)
+        if (copies[i].host)
+            status = send_one(memory, device, &copies[i]);
+    /* The stream they went on may be another than the handle's. */
+    return status == ONEPASS_OK ? device_status("copying", memory->driver->cuCtxSynchronize()) : status;
+}
+
+onepass_status device_fetch(const device_memory *memory, const char *what, const device_copy copies[], int count)
+{
+    onepass_status status = device_status(what, memory->driver->cuCtxSynchronize());
+    for (int i = 0; i < count && status == ONEPASS_OK; i++)
+        if (copies[i].written && copies[i].first)
+            status = device_status(copies[i].name,
+                                   memory->driver->cuMemcpyDtoH(copies[i].first, copies[i].address, copies[i].bytes));
+    return status;
+}
+
+void device_drop(const device_memory *memory, device_copy copies[], int count)
+{
+    for (int i = 0; i < count; i++) {
+        device_release(memory, copies[i].address);
+        copies[i].address = 0;
+    }
+}
+
+/* ---- one call with host tensors ---------------------------------------------------------------------------------- */
+
+/* Everything is there: makes room for the workspace, calls, waits, and fetches the outputs. */
+static onepass_status call_there(const device_memory *memory, onepass_handle *handle, const device_work *work,
+                                 void *context, const device_copy copies[], int count)
+{
+    const onepass_tensor *there[DEVICE_MOST_COPIES];
+    for (int i = 0; i < count; i++)
+        there[i] = copies[i].host ? &copies[i].device : NULL;
+    size_t bytes = 0;
     onep_cu_address workspace = 0;
-    onepass_status status = onepass_kl_workspace_size(handle, there[PREDICTIONS], options, &options->workspace_size);
+    onepass_status status = work->size(context, handle, there, &bytes);
     if (status == ONEPASS_OK)
-        status = device_claim(memory, "workspace", options->workspace_size, &workspace);
-    options->workspace = (void *)(uintptr_t)workspace;
-    /* The copies above were on another stream than the handle's may be. */
+        status = device_claim(memory, "workspace", bytes, &workspace);
     if (status == ONEPASS_OK)
-        status = device_status("copying", memory->driver->cuCtxSynchronize());
+        status = work->run(context, handle, there, (void *)(uintptr_t)workspace, bytes);
     if (status == ONEPASS_OK)
-        status = entry(handle, there[PREDICTIONS], there[TARGETS], options, there[VALUE], there[GRAD_PREDICTIONS],
-                       there[GRAD_TARGETS]);
-    if (status == ONEPASS_OK)
-        status = device_status("kl", memory->driver->cuCtxSynchronize());
-    for (int i = FIRST_OUTPUT; i < TENSORS && status == ONEPASS_OK; i++)
-        if (all[i].first)
-            status = device_status(names[i], memory->driver->cuMemcpyDtoH(all[i].first, all[i].address, all[i].bytes));
+        status = device_fetch(memory, work->name, copies, count);
     device_release(memory, workspace);
     return status;
 }
 
-onepass_status device_kl_call(device_kl_entry *entry, onepass_handle *handle, const onepass_tensor *predictions,
-                              const onepass_tensor *targets, const onepass_kl_options *given,
-                              const onepass_tensor *value, const onepass_tensor *grad_predictions,
-                              const onepass_tensor *grad_targets)
+onepass_status device_call(onepass_handle *handle, const device_work *work, void *context, device_copy copies[],
+                           int count)
 {
-    onepass_kl_options options = {.size = sizeof options};
-    if (given)
-        options = *given;
-    copied all[TENSORS] = {
-        [PREDICTIONS] = {.host = predictions},
-        [TARGETS] = {.host = targets},
-        [WEIGHTS] = {.host = options.row_weights},
-        [MASK] = {.host = options.row_mask},
-        [GRAD_VALUE] = {.host = options.grad_value},
-        [GRAD_MADE_FOR] = {.host = options.grad_made_for},
-        [VALUE] = {.host = value},
-        [GRAD_PREDICTIONS] = {.host = grad_predictions},
-        [GRAD_TARGETS] = {.host = grad_targets},
-    };
     device_memory memory = {0};
     onepass_status status = device_open(&memory, handle->device.id);
-    for (int i = 0; i < TENSORS && status == ONEPASS_OK; i++)
-        if (all[i].host)
-            status = copy_there(&memory, &all[i], names[i], handle->device);
     if (status == ONEPASS_OK)
-        status = call_there(&memory, entry, handle, &options, all);
-    for (int i = 0; i < TENSORS && memory.open; i++)
-        device_release(&memory, all[i].address);
+        status = device_send(&memory, handle->device, copies, count);
+    if (status == ONEPASS_OK)
+        status = call_there(&memory, handle, work, context, copies, count);
+    if (memory.open)
+        device_drop(&memory, copies, count);
     device_close(&memory);
     return status;
 }

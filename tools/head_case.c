@@ -6,7 +6,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "handle.h"
 #include "kl_case.h"
+#include "layer_call.h"
 
 const char *const head_case_names[HEAD_CASE_ARRAYS] = {
     "input",       "weight",      "bias",       "gamma",     "beta",       "scale", "running_mean",
@@ -123,7 +125,8 @@ static onepass_head_options options_of(head_case *it, bool train)
     };
 }
 
-onepass_status head_case_prepare(head_case *it, onepass_handle *handle)
+/* The most that one of the calls needs. */
+static onepass_status workspace_of(head_case *it, onepass_handle *handle, size_t *most)
 {
     const onepass_tensor *t = it->tensors;
     size_t sizes[4] = {0};
@@ -136,9 +139,18 @@ onepass_status head_case_prepare(head_case *it, onepass_handle *handle)
             status = onepass_head_backward_workspace_size(handle, &t[HEAD_CASE_INPUT], &t[HEAD_CASE_WEIGHT], &options,
                                                           &sizes[3]);
     }
-    size_t most = 0;
+    *most = 0;
     for (int i = 0; i < 4; i++)
-        most = sizes[i] > most ? sizes[i] : most;
+        *most = sizes[i] > *most ? sizes[i] : *most;
+    return status;
+}
+
+onepass_status head_case_prepare(head_case *it, onepass_handle *handle)
+{
+    size_t most;
+    if (layer_is_copied(handle, &it->tensors[HEAD_CASE_INPUT]))
+        return ONEPASS_OK;
+    onepass_status status = workspace_of(it, handle, &most);
     if (status != ONEPASS_OK || most <= it->workspace_size)
         return status;
     free(it->workspace);
@@ -147,27 +159,52 @@ onepass_status head_case_prepare(head_case *it, onepass_handle *handle)
     return ONEPASS_OK;
 }
 
+onepass_status head_case_send(const head_case *here, head_case *there, onepass_handle *handle,
+                              const device_memory *memory)
+{
+    *there = *here;
+    there->workspace = NULL;
+    for (int array = 0; array < HEAD_CASE_ARRAYS; array++)
+        there->copies[array] = (device_copy){.name = head_case_names[array], .host = &here->tensors[array]};
+    onepass_status status = device_send(memory, handle->device, there->copies, HEAD_CASE_ARRAYS);
+    for (int array = 0; array < HEAD_CASE_ARRAYS; array++)
+        there->tensors[array] = there->copies[array].device;
+    onep_cu_address workspace = 0;
+    if (status == ONEPASS_OK)
+        status = workspace_of(there, handle, &there->workspace_size);
+    if (status == ONEPASS_OK)
+        status = device_claim(memory, "workspace", there->workspace_size, &workspace);
+    there->workspace = (void *)(uintptr_t)workspace;
+    return status;
+}
+
+void head_case_drop(head_case *there, const device_memory *memory)
+{
+    device_release(memory, (onep_cu_address)(uintptr_t)there->workspace);
+    device_drop(memory, there->copies, HEAD_CASE_ARRAYS);
+}
+
 onepass_status head_case_linear(head_case *it, onepass_handle *handle, bool bias)
 {
     const onepass_tensor *t = it->tensors;
-    return onepass_linear(handle, &t[HEAD_CASE_INPUT], &t[HEAD_CASE_WEIGHT], bias ? &t[HEAD_CASE_BIAS] : NULL,
-                          &t[HEAD_CASE_OUTPUT], it->workspace, it->workspace_size);
+    return linear_call(handle, &t[HEAD_CASE_INPUT], &t[HEAD_CASE_WEIGHT], bias ? &t[HEAD_CASE_BIAS] : NULL,
+                       &t[HEAD_CASE_OUTPUT], it->workspace, it->workspace_size);
 }
 
 onepass_status head_case_linear_backward(head_case *it, onepass_handle *handle)
 {
     const onepass_tensor *t = it->tensors;
-    return onepass_linear_backward(handle, &t[HEAD_CASE_GRAD_OUTPUT], &t[HEAD_CASE_INPUT], &t[HEAD_CASE_WEIGHT],
-                                   &t[HEAD_CASE_GRAD_INPUT], &t[HEAD_CASE_GRAD_WEIGHT], &t[HEAD_CASE_GRAD_BIAS],
-                                   it->workspace, it->workspace_size);
+    return linear_backward_call(handle, &t[HEAD_CASE_GRAD_OUTPUT], &t[HEAD_CASE_INPUT], &t[HEAD_CASE_WEIGHT],
+                                &t[HEAD_CASE_GRAD_INPUT], &t[HEAD_CASE_GRAD_WEIGHT], &t[HEAD_CASE_GRAD_BIAS],
+                                it->workspace, it->workspace_size);
 }
 
 onepass_status head_case_forward(head_case *it, onepass_handle *handle, bool train)
 {
     const onepass_tensor *t = it->tensors;
     onepass_head_options options = options_of(it, train);
-    return onepass_head(handle, &t[HEAD_CASE_INPUT], &t[HEAD_CASE_WEIGHT], &options, &t[HEAD_CASE_OUTPUT],
-                        &t[HEAD_CASE_PRODUCT], &t[HEAD_CASE_MEAN], &t[HEAD_CASE_RSTD]);
+    return head_call(handle, &t[HEAD_CASE_INPUT], &t[HEAD_CASE_WEIGHT], &options, &t[HEAD_CASE_OUTPUT],
+                     &t[HEAD_CASE_PRODUCT], &t[HEAD_CASE_MEAN], &t[HEAD_CASE_RSTD]);
 }
 
 onepass_status head_case_backward(head_case *it, onepass_handle *handle, bool train)
@@ -183,7 +220,7 @@ onepass_status head_case_backward(head_case *it, onepass_handle *handle, bool tr
         .beta = &t[HEAD_CASE_GRAD_BETA],
         .scale = &t[HEAD_CASE_GRAD_SCALE],
     };
-    return onepass_head_backward(handle, &t[HEAD_CASE_GRAD_OUTPUT], &t[HEAD_CASE_OUTPUT], &t[HEAD_CASE_INPUT],
-                                 &t[HEAD_CASE_WEIGHT], &t[HEAD_CASE_PRODUCT], &t[HEAD_CASE_MEAN], &t[HEAD_CASE_RSTD],
-                                 &options, &gradients);
+    return head_backward_call(handle, &t[HEAD_CASE_GRAD_OUTPUT], &t[HEAD_CASE_OUTPUT], &t[HEAD_CASE_INPUT],
+                              &t[HEAD_CASE_WEIGHT], &t[HEAD_CASE_PRODUCT], &t[HEAD_CASE_MEAN], &t[HEAD_CASE_RSTD],
+                              &options, &gradients);
 }

@@ -8,6 +8,7 @@
 
 #include <stdbool.h>
 
+#include "device_memory.h"
 #include "element.h"
 
 /* The arrays of a case, compact; parameters have the type computed in, f64 for f64 and f32 otherwise. */
@@ -45,6 +46,7 @@ typedef struct head_case {
     onepass_tensor tensors[HEAD_CASE_ARRAYS];
     void *workspace;
     size_t workspace_size;
+    device_copy copies[HEAD_CASE_ARRAYS]; /* of a case on a device */
 } head_case;
 
 /* Allocates and fills; the caller has set rows, depth, columns, type and seed. False: no memory for that many. */
@@ -53,8 +55,16 @@ void head_case_destroy(head_case *it); /* also of a zeroed structure */
 
 int64_t head_case_count(const head_case *it, int array);
 
-/* Workspace for every call below on this handle; larger than before if need be. */
+/* Workspace for every call below on this handle; larger than before if need be. Calls that copy bring their own. */
 onepass_status head_case_prepare(head_case *it, onepass_handle *handle);
+
+/*
+ * The same case on the device of a CUDA handle, where the calls below compute without copying; `here` outlives it. What
+ * was claimed there is released by head_case_drop, after a failure too, and by nothing else.
+ */
+onepass_status head_case_send(const head_case *here, head_case *there, onepass_handle *handle,
+                              const device_memory *memory);
+void head_case_drop(head_case *there, const device_memory *memory); /* also of a zeroed structure */
 
 onepass_status head_case_linear(head_case *it, onepass_handle *handle, bool bias);
 onepass_status head_case_linear_backward(head_case *it, onepass_handle *handle);

@@ -4,9 +4,13 @@
 #include "device_memory.h"
 #include "handle.h"
 
-static device_kl_entry *entry_of(kl_forms forms)
+typedef onepass_status kl_entry(onepass_handle *, const onepass_tensor *, const onepass_tensor *,
+                                const onepass_kl_options *, const onepass_tensor *, const onepass_tensor *,
+                                const onepass_tensor *);
+
+static kl_entry *entry_of(kl_forms forms)
 {
-    static device_kl_entry *const entries[2][2] = {
+    static kl_entry *const entries[2][2] = {
         {onepass_kl_probs_probs, onepass_kl_probs_log_probs},
         {onepass_kl_log_probs_probs, onepass_kl_log_probs_log_probs},
     };
@@ -21,12 +25,56 @@ onepass_status kl_call_in_place(kl_forms forms, onepass_handle *handle, const on
     return entry_of(forms)(handle, predictions, targets, options, value, grad_predictions, grad_targets);
 }
 
+/* ---- on a device ------------------------------------------------------------------------------------------------- */
+
+enum { PREDICTIONS, TARGETS, WEIGHTS, MASK, GRAD_VALUE, GRAD_MADE_FOR, VALUE, GRAD_PREDICTIONS, GRAD_TARGETS, TENSORS };
+
+typedef struct kl_context {
+    kl_entry *entry;
+    onepass_kl_options options;
+} kl_context;
+
+static onepass_status size_there(void *context, onepass_handle *handle, const onepass_tensor *const there[],
+                                 size_t *bytes)
+{
+    onepass_kl_options *options = &((kl_context *)context)->options;
+    options->row_weights = there[WEIGHTS];
+    options->row_mask = there[MASK];
+    options->grad_value = there[GRAD_VALUE];
+    options->grad_made_for = there[GRAD_MADE_FOR];
+    return onepass_kl_workspace_size(handle, there[PREDICTIONS], options, bytes);
+}
+
+static onepass_status run_there(void *context, onepass_handle *handle, const onepass_tensor *const there[],
+                                void *workspace, size_t bytes)
+{
+    kl_context *call = context;
+    call->options.workspace = workspace;
+    call->options.workspace_size = bytes;
+    return call->entry(handle, there[PREDICTIONS], there[TARGETS], &call->options, there[VALUE],
+                       there[GRAD_PREDICTIONS], there[GRAD_TARGETS]);
+}
+
 onepass_status kl_call(kl_forms forms, onepass_handle *handle, const onepass_tensor *predictions,
                        const onepass_tensor *targets, const onepass_kl_options *options, const onepass_tensor *value,
                        const onepass_tensor *grad_predictions, const onepass_tensor *grad_targets)
 {
-    if (handle->cuda)
-        return device_kl_call(entry_of(forms), handle, predictions, targets, options, value, grad_predictions,
-                              grad_targets);
-    return kl_call_in_place(forms, handle, predictions, targets, options, value, grad_predictions, grad_targets);
+    if (!handle->cuda)
+        return kl_call_in_place(forms, handle, predictions, targets, options, value, grad_predictions, grad_targets);
+    static const device_work work = {"kl", size_there, run_there};
+    kl_context call = {entry_of(forms), {.size = sizeof call.options}};
+    if (options)
+        call.options = *options;
+    device_copy copies[TENSORS] = {
+        [PREDICTIONS] = {"predictions", predictions},
+        [TARGETS] = {"targets", targets},
+        [WEIGHTS] = {"row_weights", call.options.row_weights},
+        [MASK] = {"row_mask", call.options.row_mask},
+        [GRAD_VALUE] = {"grad_value", call.options.grad_value},
+        [GRAD_MADE_FOR] = {"grad_made_for", call.options.grad_made_for, true},
+        [VALUE] = {"value", value, true},
+        [GRAD_PREDICTIONS] = {"grad_predictions", grad_predictions, true},
+        [GRAD_TARGETS] = {"grad_targets", grad_targets, true},
+    };
+    return device_call(handle, &work, &call, copies, TENSORS);
 }

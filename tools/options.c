@@ -25,22 +25,24 @@ const command_spec command_specs[COMMANDS] = {
          "Computes X W^T + bias over the last dimension of X. An existing file is replaced only when everything has "
          "succeeded."},
     [COMMAND_INFO] =
-        {"info", "version, vector levels, cores and devices",
+        {"info", "version, vector levels, cores, devices, who multiplies matrices",
          "Prints what this build holds and what this machine can run of it; with --device cuda, whether that GPU "
-         "can be used."},
+         "can be used. Matrices are multiplied by a BLAS on the CPU and by cuBLASLt on a GPU, or by the library itself "
+         "where there is none, or where ONEPASS_BLAS or ONEPASS_CUBLASLT is none."},
     [COMMAND_CHECK] =
         {"check", "every kernel against the reference, on this machine",
          "Runs every vector level this machine has, or a GPU, against the plain C reference: KL divergence over types, "
-         "forms, reductions, semantics, gradients, tails, strides and special values; on the CPU also linear and head, "
-         "both modes and gradients. Prints one line for each level and type. Exits with 1 if a result is too far "
+         "forms, reductions, semantics, gradients, tails, strides and special values; linear and head in both modes, "
+         "with gradients. Prints one line for each level and type. Exits with 1 if a result is too far "
          "away."},
     [COMMAND_BENCH] =
         {"bench", "time and share of the memory bandwidth",
          "Measures an operator and, in turn with it, a plain read of the same bytes (and, beside the gradient, "
          "a read of both inputs with one write); for linear and head, the matrix product alone, by BLAS with as many "
-         "threads if there is one. Prints median, 20% and 80% quantiles in milliseconds, GB/s (GFLOP/s), the share of "
-         "the plain loop's speed, and the error against the reference (for linear and head: against the same in f64). "
-         "On a GPU the arrays lie there, 256 MB are written before each run to empty its cache, and the plain loop only reads."},
+         "threads (on a GPU: by cuBLASLt) if there is one. Prints median, 20% and 80% quantiles in milliseconds, GB/s "
+         "(GFLOP/s), the share of the plain loop's speed, and the error against the reference (for linear and head: "
+         "against the same in f64). On a GPU the arrays lie there, 256 MB are written before each run to empty its "
+         "cache, and the plain loop only reads."},
     [COMMAND_DEMO] =
         {"demo", "the main job from end to end, checked",
          "Makes 4096 x 4096 fp32 predictions and targets, computes divergence and gradient, compares both with "
@@ -75,8 +77,8 @@ const option_spec option_specs[] = {
     {KL | BENCH, "target", "What the targets are.", .kind = OPTION_CHOICE, .choices = "probs|log-probs",
      .fallback = "probs"},
     {KL, "reduction",
-     "batchmean divides the sum by the first dimension, mean by the number of elements; rows gives one value a row, none "
-     "one an element.",
+     "batchmean divides the sum by the first dimension, mean by the number of elements; rows gives one value a row, "
+     "none one an element.",
      .kind = OPTION_CHOICE, .choices = "batchmean|mean|sum|rows|none", .fallback = "batchmean"},
     {KL, "divisor", "Divides the sum by X (finite, not 0); alone or with --reduction sum.", .kind = OPTION_REAL,
      .argument = "X", .low = -HUGE_VAL, .high = HUGE_VAL},
@@ -139,6 +141,10 @@ const option_spec option_specs[] = {
      "Threads; otherwise every core the process may use. Results do not depend on it.", .kind = OPTION_INTEGER,
      .argument = "N", .low = 1, .high = 4096},
 
+    {HEAD | LINEAR | BENCH, "fp32-products",
+     "With --device cuda, products of f32 matrices: full loses no digit of an operand, tf32 cuts them to 11 bits for "
+     "the tensor cores. bench: for head and linear.",
+     .kind = OPTION_CHOICE, .choices = "full|tf32", .fallback = "full"},
     {KL | HEAD | LINEAR | INFO | CHECK | BENCH, "device",
      "The CPU, or the GPU of that number; exit code 4 if it is not there.", .kind = OPTION_TEXT,
      .argument = "cpu|cuda[:N]", .fallback = "cpu"},

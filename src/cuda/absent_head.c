@@ -9,6 +9,12 @@ int onep_products_describe(char *text, size_t size)
     return 0;
 }
 
+onep_products *onep_cuda_products(onep_cuda *cuda)
+{
+    (void)cuda;
+    return NULL;
+}
+
 size_t onep_head_cuda_workspace(onep_cuda *cuda, const onep_head_problem *problem, onep_product_math math)
 {
     (void)cuda, (void)problem, (void)math;
