@@ -2,27 +2,25 @@
  * What only a GPU can get wrong: shapes around the kernels' chunks, every distance from an aligned address, the same
  * bits in every run, beside other work and on any grid, graphs that are captured and replayed, more than 2^31 elements,
  * the backward call that may find its work already done, memory and devices that are not the call's. The values
- * themselves are the business of test_kl.c and test_kl_special.c, which run on the GPU too (cuda_harness.h).
+ * themselves are the business of test_kl.c and test_kl_special.c, which run on the GPU too (cuda_harness.h). Calls that
+ * are repeated or captured are in cuda_repeated.c.
  *
  * It is run by ./dev gpu, never by a machine without a GPU.
  */
-#define _POSIX_C_SOURCE 200809L /* setenv */
 #include <inttypes.h>
 #include <math.h>
-#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "cuda_harness.h"
+#include "cuda_repeated.h"
+#include "cuda_resident.h"
 
 enum { REDUCTIONS = ONEPASS_DIVISOR + 1 };
 
-static uint64_t streams = 1u << 20; /* of random numbers; not those of test_kl.c */
-
 static int run(kl_case *c)
 {
-    c->stream = ++streams;
+    c->stream = ++cuda_streams;
     return kl_case_check(c);
 }
 
@@ -101,436 +99,6 @@ static void test_misaligned(test_random *random)
             }
 }
 
-/* ---- problems that stay on the device ---------------------------------------------------------------------------- */
-
-/* A compact rows x columns problem with all its tensors on the device; `bytes` of each element-wise one. */
-typedef struct resident {
-    onep_kl_form form;
-    onep_type type;
-    int64_t shape[2];
-    size_t bytes;
-    char *predictions, *targets, *value, *grad_predictions, *grad_targets, *workspace;
-    size_t value_bytes, workspace_bytes;
-    onepass_reduction reduction;
-} resident;
-
-/* Probabilities or their logarithms, different for each seed. */
-static void make_inputs(const resident *r, uint64_t seed, char *predictions, char *targets)
-{
-    test_random random = test_random_stream(seed);
-    size_t size = onep_type_size(r->type);
-    for (int64_t i = 0; i < r->shape[0] * r->shape[1]; i++) {
-        double p = test_random_between(&random, 0.02, 1), t = test_random_between(&random, 0.02, 1);
-        onep_store(r->type, predictions + (size_t)i * size, ONEP_KL_LOG_PREDICTIONS(r->form) ? log(p) : p);
-        onep_store(r->type, targets + (size_t)i * size, ONEP_KL_LOG_TARGETS(r->form) ? log(t) : t);
-    }
-}
-
-static void load_inputs(const resident *r, uint64_t seed)
-{
-    char *predictions = malloc(r->bytes), *targets = malloc(r->bytes);
-    if (!predictions || !targets)
-        exit(2);
-    make_inputs(r, seed, predictions, targets);
-    cuda_upload(r->predictions, predictions, r->bytes);
-    cuda_upload(r->targets, targets, r->bytes);
-    free(predictions);
-    free(targets);
-}
-
-static void make_resident(resident *r, onepass_handle *handle)
-{
-    int64_t count = r->shape[0] * r->shape[1];
-    r->bytes = (size_t)count * onep_type_size(r->type);
-    int64_t values = r->reduction == ONEPASS_NONE ? count : r->reduction == ONEPASS_ROWS ? r->shape[0] : 1;
-    r->value_bytes = (size_t)values * onep_type_size(r->type);
-    r->predictions = cuda_claim(r->bytes);
-    r->targets = cuda_claim(r->bytes);
-    r->grad_predictions = cuda_claim(r->bytes);
-    r->grad_targets = cuda_claim(r->bytes);
-    r->value = cuda_claim(r->value_bytes);
-    onepass_tensor p = cuda_tensor(r->type, r->predictions, 2, r->shape);
-    onepass_kl_options options = {.size = sizeof options, .reduction = r->reduction};
-    if (!CHECK(cuda_workspace_size(handle, &p, &options, &r->workspace_bytes) == ONEPASS_OK, "%s",
-               onepass_last_error()))
-        exit(1);
-    r->workspace = r->workspace_bytes ? cuda_claim(r->workspace_bytes) : NULL;
-}
-
-static void free_resident(resident *r)
-{
-    cuda_release(r->predictions);
-    cuda_release(r->targets);
-    cuda_release(r->grad_predictions);
-    cuda_release(r->grad_targets);
-    cuda_release(r->value);
-    cuda_release(r->workspace);
-}
-
-/* Puts the call on the handle's stream. */
-static onepass_status call(resident *r, onepass_handle *handle, int gradients)
-{
-    onepass_tensor p = cuda_tensor(r->type, r->predictions, 2, r->shape);
-    onepass_tensor t = cuda_tensor(r->type, r->targets, 2, r->shape);
-    onepass_tensor gp = cuda_tensor(r->type, r->grad_predictions, 2, r->shape);
-    onepass_tensor gt = cuda_tensor(r->type, r->grad_targets, 2, r->shape);
-    int rank = r->reduction == ONEPASS_NONE ? 2 : r->reduction == ONEPASS_ROWS ? 1 : 0;
-    onepass_tensor v = cuda_tensor(r->type, r->value, rank, r->shape);
-    onepass_kl_options options = {.size = sizeof options,
-                                  .reduction = r->reduction,
-                                  .workspace = r->workspace,
-                                  .workspace_size = r->workspace_bytes};
-    return cuda_entry_of(r->form)(handle, &p, &t, &options, &v, gradients ? &gp : NULL, gradients ? &gt : NULL);
-}
-
-static size_t result_bytes(const resident *r, int gradients)
-{
-    return r->value_bytes + (gradients ? 2 * r->bytes : 0);
-}
-
-static void poison(const resident *r, int byte)
-{
-    const onep_driver *driver = cuda_driver();
-    MUST(driver->cuMemsetD8Async(cuda_address(r->value), (unsigned char)byte, r->value_bytes, NULL));
-    MUST(driver->cuMemsetD8Async(cuda_address(r->grad_predictions), (unsigned char)byte, r->bytes, NULL));
-    MUST(driver->cuMemsetD8Async(cuda_address(r->grad_targets), (unsigned char)byte, r->bytes, NULL));
-    if (r->workspace_bytes)
-        MUST(driver->cuMemsetD8Async(cuda_address(r->workspace), (unsigned char)byte, r->workspace_bytes, NULL));
-    MUST(driver->cuStreamSynchronize(NULL));
-}
-
-/* Waits for the stream alone, so that other streams go on. */
-static void fetch(const resident *r, onep_cu_stream *stream, int gradients, char *to)
-{
-    const onep_driver *driver = cuda_driver();
-    MUST(driver->cuStreamSynchronize(stream));
-    MUST(driver->cuMemcpyDtoH(to, cuda_address(r->value), r->value_bytes));
-    if (gradients) {
-        MUST(driver->cuMemcpyDtoH(to + r->value_bytes, cuda_address(r->grad_predictions), r->bytes));
-        MUST(driver->cuMemcpyDtoH(to + r->value_bytes + r->bytes, cuda_address(r->grad_targets), r->bytes));
-    }
-}
-
-/* ---- the same bits ----------------------------------------------------------------------------------------------- */
-
-/* Writes over 256 MB again and again, on a stream of its own. */
-typedef struct flood {
-    onep_cu_stream *stream;
-    char *memory;
-} flood;
-
-enum { FLOOD_WORDS = 64 << 20 };
-
-static void pour(const flood *f, int times)
-{
-    for (int i = 0; i < times; i++)
-        MUST(cuda_driver()->cuMemsetD32Async(cuda_address(f->memory), (unsigned)i, FLOOD_WORDS, f->stream));
-}
-
-/* Repeats one call and compares all it writes with `first`; fills `first` if it is empty. */
-static void repeat(resident *r, onepass_handle *handle, onep_cu_stream *stream, int gradients, int times, flood *beside,
-                   char **first)
-{
-    char *again = malloc(result_bytes(r, gradients));
-    for (int i = 0; i < times && again; i++) {
-        if (i % 50 == 0)
-            poison(r, i % 100 ? 0x55 : 0xff);
-        if (beside)
-            pour(beside, 2);
-        if (!CHECK(call(r, handle, gradients) == ONEPASS_OK, "%s", onepass_last_error()))
-            break;
-        fetch(r, stream, gradients, again);
-        if (!*first) {
-            *first = again;
-            again = malloc(result_bytes(r, gradients));
-        } else if (!CHECK(memcmp(*first, again, result_bytes(r, gradients)) == 0, "run %d differs from the first", i)) {
-            break;
-        }
-    }
-    free(again);
-    if (beside)
-        MUST(cuda_driver()->cuStreamSynchronize(beside->stream));
-    CHECK(cuda_tickets_are_zero(handle), "a ticket is not 0");
-}
-
-static void test_determinism(void)
-{
-    static const char *const grids[] = {"1", "7", "66", "132", "264", "1000"};
-    int quick = test_quick();
-    flood beside = {0};
-    if (!quick) {
-        beside.stream = cuda_stream();
-        beside.memory = cuda_claim((size_t)FLOOD_WORDS * 4);
-    }
-    for (int type = 0; type < ONEP_FLOAT_TYPES; type++)
-        for (int gradients = 0; gradients < 2; gradients++)
-            for (int reduction = 0; reduction < REDUCTIONS - 1; reduction++) {
-                onep_cu_stream *stream = cuda_stream();
-                onepass_handle *handle = cuda_handle(stream);
-                resident r = {.form = (onep_kl_form)((type + reduction) % ONEP_KL_FORMS),
-                              .type = (onep_type)type,
-                              .shape = {quick       ? 9
-                                        : gradients ? 203
-                                                    : 1001,
-                                        quick ? 301 : 3003},
-                              .reduction = (onepass_reduction)reduction};
-                make_resident(&r, handle);
-                load_inputs(&r, ++streams);
-                char *first = NULL;
-                test_context("%s, %s, %s, gradients %d, alone", kl_form_name(r.form), onep_type_name(r.type),
-                             kl_reduction_name(r.reduction), gradients);
-                repeat(&r, handle, stream, gradients, quick ? 2 : 200, NULL, &first);
-                if (!quick && (reduction == ONEPASS_BATCHMEAN || reduction == ONEPASS_ROWS)) {
-                    test_context("%s, %s, %s, gradients %d, beside a flood", kl_form_name(r.form),
-                                 onep_type_name(r.type), kl_reduction_name(r.reduction), gradients);
-                    repeat(&r, handle, stream, gradients, 200, &beside, &first);
-                }
-                onepass_destroy(handle);
-                for (size_t g = 0; g < sizeof grids / sizeof grids[0]; g++) {
-                    setenv("ONEPASS_CUDA_GRID", grids[g], 1);
-                    handle = cuda_handle(stream);
-                    test_context("%s, %s, %s, gradients %d, grid %s", kl_form_name(r.form), onep_type_name(r.type),
-                                 kl_reduction_name(r.reduction), gradients, grids[g]);
-                    repeat(&r, handle, stream, gradients, 2, NULL, &first);
-                    onepass_destroy(handle);
-                }
-                unsetenv("ONEPASS_CUDA_GRID");
-                free(first);
-                free_resident(&r);
-                MUST(cuda_driver()->cuStreamDestroy(stream));
-            }
-    if (!quick) {
-        cuda_release(beside.memory);
-        MUST(cuda_driver()->cuStreamDestroy(beside.stream));
-    }
-}
-
-/* Two threads, each with a handle, a stream and a problem of its own, get what each gets alone. */
-typedef struct worker {
-    onep_kl_form form;
-    onep_cu_context *context;
-    int differences, failures;
-} worker;
-
-static void *work(void *argument)
-{
-    worker *w = argument;
-    const onep_driver *driver = cuda_driver();
-    MUST(driver->cuCtxPushCurrent(w->context)); /* for this test's own calls; the library needs none */
-    onep_cu_stream *stream = cuda_stream();
-    onepass_handle *handle = cuda_handle(stream);
-    resident r = {.form = w->form, .type = ONEP_F32, .shape = {37, 2111}};
-    make_resident(&r, handle);
-    load_inputs(&r, 77 + (uint64_t)w->form);
-    size_t bytes = result_bytes(&r, 1);
-    char *first = malloc(bytes), *again = malloc(bytes);
-    for (int i = 0; i < (test_quick() ? 3 : 100) && first && again; i++) {
-        w->failures += call(&r, handle, 1) != ONEPASS_OK;
-        fetch(&r, stream, 1, i ? again : first);
-        w->differences += i && memcmp(first, again, bytes) != 0;
-    }
-    free(first);
-    free(again);
-    onepass_destroy(handle);
-    free_resident(&r);
-    MUST(driver->cuStreamDestroy(stream));
-    return NULL;
-}
-
-static void test_threads(void)
-{
-    worker workers[2] = {{.form = ONEP_KL_PROBS_PROBS}, {.form = ONEP_KL_LOG_PROBS_LOG_PROBS}};
-    pthread_t threads[2];
-    for (int i = 0; i < 2; i++) {
-        MUST(cuda_driver()->cuDevicePrimaryCtxRetain(&workers[i].context, 0));
-        if (pthread_create(&threads[i], NULL, work, &workers[i]) != 0)
-            exit(2);
-    }
-    for (int i = 0; i < 2; i++) {
-        pthread_join(threads[i], NULL);
-        test_context("thread %d of two", i);
-        CHECK(workers[i].failures == 0, "%d calls failed", workers[i].failures);
-        CHECK(workers[i].differences == 0, "%d results differ", workers[i].differences);
-    }
-}
-
-/* ---- graphs ------------------------------------------------------------------------------------------------------ */
-
-/* Captures one call; the mode makes every call that is not allowed in a capture an error. */
-static onep_cu_graph_exec *capture(resident *r, onepass_handle *handle, onep_cu_stream *stream, int gradients)
-{
-    const onep_driver *driver = cuda_driver();
-    onep_cu_graph *graph = NULL;
-    onep_cu_graph_exec *exec = NULL;
-    MUST(driver->cuStreamBeginCapture(stream, ONEP_CU_CAPTURE_GLOBAL));
-    CHECK(onepass_is_capturing(handle), "a capture is not seen");
-    onepass_status status = call(r, handle, gradients);
-    int error = driver->cuStreamEndCapture(stream, &graph);
-    CHECK(!onepass_is_capturing(handle), "the capture is over");
-    CHECK(status == ONEPASS_OK, "%s", onepass_last_error());
-    CHECK(error == 0, "the capture was broken: error %d", error);
-    if (status != ONEPASS_OK || error != 0)
-        return NULL;
-    MUST(driver->cuGraphInstantiate(&exec, graph, NULL, NULL, 0));
-    MUST(driver->cuGraphDestroy(graph));
-    return exec;
-}
-
-/* Replays with new inputs each time; an eager call on the same inputs must give the same bits. */
-static void test_graphs(void)
-{
-    const onep_driver *driver = cuda_driver();
-    int replays = test_quick() ? 2 : 100;
-    for (int form = 0; form < ONEP_KL_FORMS; form++)
-        for (int gradients = 0; gradients < 2; gradients++) {
-            onep_cu_stream *stream = cuda_stream();
-            /* No call was made with this handle before the capture: nothing may be left to the first one. */
-            onepass_handle *handle = cuda_handle(stream), *eager = cuda_handle(stream);
-            resident r = {.form = (onep_kl_form)form,
-                          .type = (onep_type)((form + 2 * gradients) % ONEP_FLOAT_TYPES),
-                          .shape = {33, 4099},
-                          .reduction = (onepass_reduction)((form + gradients) % ONEPASS_DIVISOR)};
-            make_resident(&r, handle);
-            test_context("graph of %s, %s, %s, gradients %d", kl_form_name(r.form), onep_type_name(r.type),
-                         kl_reduction_name(r.reduction), gradients);
-            onep_cu_graph_exec *exec = capture(&r, handle, stream, gradients);
-            size_t bytes = result_bytes(&r, gradients);
-            char *replayed = malloc(bytes), *expected = malloc(bytes);
-            for (int i = 0; exec && replayed && expected && i < replays; i++) {
-                load_inputs(&r, ++streams);
-                poison(&r, 0xff);
-                MUST(driver->cuGraphLaunch(exec, stream));
-                fetch(&r, stream, gradients, replayed);
-                poison(&r, 0x55);
-                CHECK(call(&r, eager, gradients) == ONEPASS_OK, "%s", onepass_last_error());
-                fetch(&r, stream, gradients, expected);
-                CHECK(memcmp(replayed, expected, bytes) == 0, "replay %d differs from the eager call", i);
-            }
-            free(replayed);
-            free(expected);
-            if (exec)
-                MUST(driver->cuGraphExecDestroy(exec));
-            CHECK(cuda_tickets_are_zero(handle), "a ticket is not 0");
-            onepass_destroy(handle);
-            onepass_destroy(eager);
-            free_resident(&r);
-            MUST(driver->cuStreamDestroy(stream));
-        }
-}
-
-/*
- * Two graphs at the same time, beside an eager call of the handle that made the first: workspaces are their own, and
- * so are the tickets, whether two handles captured them or one did.
- */
-static void two_graphs(int handles)
-{
-    const onep_driver *driver = cuda_driver();
-    onep_cu_stream *stream[2];
-    onepass_handle *handle[2];
-    onep_cu_graph_exec *exec[2];
-    resident r[2];
-    char *first[2], *again[2];
-    test_context("two graphs at once, captured by %d handles", handles);
-    for (int k = 0; k < 2; k++) {
-        stream[k] = cuda_stream();
-        handle[k] = k < handles ? cuda_handle(stream[k]) : handle[0];
-        r[k] = (resident){.form = ONEP_KL_PROBS_PROBS, .type = ONEP_F32, .shape = {64, 8193}};
-        make_resident(&r[k], handle[k]);
-        load_inputs(&r[k], ++streams);
-        first[k] = malloc(result_bytes(&r[k], 1));
-        again[k] = malloc(result_bytes(&r[k], 1));
-        if (!first[k] || !again[k])
-            exit(2);
-        CHECK(call(&r[k], handle[k], 1) == ONEPASS_OK, "%s", onepass_last_error());
-        fetch(&r[k], stream[k < handles ? k : 0], 1, first[k]);
-        exec[k] = capture(&r[k], handle[k], stream[k < handles ? k : 0], 1);
-    }
-    resident eager = {.form = ONEP_KL_PROBS_PROBS, .type = ONEP_F32, .shape = {64, 8193}};
-    make_resident(&eager, handle[0]);
-    load_inputs(&eager, ++streams);
-    for (int i = 0; i < (test_quick() ? 2 : 200) && exec[0] && exec[1]; i++) {
-        MUST(driver->cuGraphLaunch(exec[1], stream[1]));
-        CHECK(call(&eager, handle[0], 0) == ONEPASS_OK, "%s", onepass_last_error());
-        MUST(driver->cuGraphLaunch(exec[0], stream[0]));
-        for (int k = 0; k < 2; k++) {
-            fetch(&r[k], stream[k], 1, again[k]);
-            CHECK(memcmp(first[k], again[k], result_bytes(&r[k], 1)) == 0, "graph %d, replay %d differs", k, i);
-        }
-    }
-    for (int k = 0; k < 2; k++) {
-        if (exec[k])
-            MUST(driver->cuGraphExecDestroy(exec[k]));
-        CHECK(cuda_tickets_are_zero(handle[k]), "a ticket is not 0");
-        free_resident(&r[k]);
-        free(first[k]);
-        free(again[k]);
-    }
-    free_resident(&eager);
-    for (int k = 0; k < 2; k++) {
-        if (k < handles)
-            onepass_destroy(handle[k]);
-        MUST(driver->cuStreamDestroy(stream[k]));
-    }
-}
-
-static void test_two_graphs(void)
-{
-    two_graphs(2);
-    two_graphs(1);
-}
-
-/* Every captured call keeps a ticket: more of them than one page has, and the calls after it still work. */
-static void test_many_captures(void)
-{
-    onep_cu_stream *stream = cuda_stream();
-    onepass_handle *handle = cuda_handle(stream);
-    resident r = {.form = ONEP_KL_PROBS_PROBS, .type = ONEP_F32, .shape = {8, 8193}};
-    make_resident(&r, handle);
-    load_inputs(&r, ++streams);
-    char *first = malloc(result_bytes(&r, 0)), *again = malloc(result_bytes(&r, 0));
-    if (!first || !again)
-        exit(2);
-    CHECK(call(&r, handle, 0) == ONEPASS_OK, "%s", onepass_last_error());
-    fetch(&r, stream, 0, first);
-    for (int i = 0; i <= ONEP_CUDA_TICKETS; i++) {
-        test_context("captured call %d of a handle", i);
-        onep_cu_graph_exec *exec = capture(&r, handle, stream, 0);
-        if (exec && (i == 0 || i >= ONEP_CUDA_TICKETS - 2)) {
-            poison(&r, 0xff);
-            MUST(cuda_driver()->cuGraphLaunch(exec, stream));
-            fetch(&r, stream, 0, again);
-            CHECK(memcmp(first, again, result_bytes(&r, 0)) == 0, "its replay differs from an eager call");
-        }
-        if (exec)
-            MUST(cuda_driver()->cuGraphExecDestroy(exec));
-    }
-    free(first);
-    free(again);
-    free_resident(&r);
-    onepass_destroy(handle);
-    MUST(cuda_driver()->cuStreamDestroy(stream));
-}
-
-/* A handle made while this thread captures another stream leaves the capture whole. */
-static void test_create_in_capture(void)
-{
-    const onep_driver *driver = cuda_driver();
-    onep_cu_stream *stream = cuda_stream();
-    char *memory = cuda_claim(64);
-    onep_cu_graph *graph = NULL;
-    test_context("a handle made during a capture");
-    MUST(driver->cuStreamBeginCapture(stream, ONEP_CU_CAPTURE_GLOBAL));
-    onepass_destroy(cuda_handle(NULL));
-    int error = driver->cuMemsetD8Async(cuda_address(memory), 1, 64, stream);
-    CHECK(error == 0, "the captured stream no longer works: error %d", error);
-    error = driver->cuStreamEndCapture(stream, &graph);
-    CHECK(error == 0, "the capture was broken: error %d", error);
-    if (error == 0)
-        MUST(driver->cuGraphDestroy(graph));
-    cuda_release(memory);
-    MUST(driver->cuStreamDestroy(stream));
-}
-
 /* ---- gradients that may be there already ------------------------------------------------------------------------- */
 
 static void made_for_case(onep_type type, onep_kl_form form)
@@ -538,8 +106,8 @@ static void made_for_case(onep_type type, onep_kl_form form)
     enum { ROWS = 21, COLUMNS = 1031, COUNT = ROWS * COLUMNS };
     onepass_handle *handle = cuda_handle(cuda_stream());
     resident r = {.form = form, .type = type, .shape = {ROWS, COLUMNS}, .reduction = ONEPASS_SUM};
-    make_resident(&r, handle);
-    load_inputs(&r, ++streams);
+    resident_make(&r, handle);
+    resident_load(&r, ++cuda_streams);
     size_t size = onep_type_size(type);
     char *made_for = cuda_claim(size), *upstream = cuda_claim(size);
     char *before = malloc(2 * r.bytes), *after = malloc(2 * r.bytes);
@@ -558,7 +126,7 @@ static void made_for_case(onep_type type, onep_kl_form form)
         onep_store(type, made_word, calls[i].made);
         cuda_upload(upstream, asked, size);
         cuda_upload(made_for, made_word, size);
-        poison(&r, 0x3b);
+        resident_poison(&r, 0x3b);
         onepass_tensor p = cuda_tensor(type, r.predictions, 2, r.shape), t = cuda_tensor(type, r.targets, 2, r.shape);
         onepass_tensor gp = cuda_tensor(type, r.grad_predictions, 2, r.shape);
         onepass_tensor gt = cuda_tensor(type, r.grad_targets, 2, r.shape);
@@ -589,7 +157,7 @@ static void made_for_case(onep_type type, onep_kl_form form)
             continue;
         /* The same gradients, asked for without the word. */
         options.grad_made_for = NULL;
-        poison(&r, 0x3b);
+        resident_poison(&r, 0x3b);
         CHECK(cuda_entry_of(form)(handle, &p, &t, &options, NULL, &gp, &gt) == ONEPASS_OK, "%s", onepass_last_error());
         cuda_download(after, r.grad_predictions, r.bytes);
         cuda_download(after + r.bytes, r.grad_targets, r.bytes);
@@ -601,7 +169,7 @@ static void made_for_case(onep_type type, onep_kl_form form)
     cuda_release(upstream);
     CHECK(cuda_tickets_are_zero(handle), "a ticket is not 0");
     onepass_destroy(handle);
-    free_resident(&r);
+    resident_free(&r);
 }
 
 static void test_made_for(void)
@@ -764,8 +332,8 @@ static void test_refusals(void)
     test_configurations();
     onepass_handle *handle = cuda_handle(NULL);
     resident r = {.form = ONEP_KL_PROBS_PROBS, .type = ONEP_F32, .shape = {500, 4000}};
-    make_resident(&r, handle);
-    load_inputs(&r, ++streams);
+    resident_make(&r, handle);
+    resident_load(&r, ++cuda_streams);
     float *host = calloc((size_t)(r.shape[0] * r.shape[1]), sizeof *host);
     if (!host)
         exit(2);
@@ -782,7 +350,7 @@ static void test_refusals(void)
     elsewhere.device.id = 1;
     onepass_kl_options good = {.size = sizeof good, .workspace = r.workspace, .workspace_size = r.workspace_bytes};
     kl_entry *entry = cuda_entry_of(ONEP_KL_PROBS_PROBS);
-    poison(&r, 0x3b);
+    resident_poison(&r, 0x3b);
 
     refuse("a host pointer", entry(handle, &p, &foreign, &good, &v, NULL, NULL), ONEPASS_INVALID_ARGUMENT, "targets");
     refuse("a host value", entry(handle, &p, &t, &good, &foreign_value, NULL, NULL), ONEPASS_INVALID_ARGUMENT, "value");
@@ -814,20 +382,20 @@ static void test_refusals(void)
         refuse("a workspace over a gradient", entry(handle, &p, &t, &bad, &v, &g, NULL), ONEPASS_INVALID_ARGUMENT,
                "overlaps");
     }
-    size_t bytes = result_bytes(&r, 1), changed = 0;
+    size_t bytes = resident_bytes(&r, 1), changed = 0;
     char *results = malloc(bytes);
     if (!results)
         exit(2);
-    fetch(&r, NULL, 1, results);
+    resident_fetch(&r, NULL, 1, results);
     for (size_t i = 0; i < bytes; i++)
         changed += results[i] != 0x3b;
     test_context("after the refusals");
     CHECK(changed == 0, "%zu bytes were written", changed);
-    CHECK(call(&r, handle, 1) == ONEPASS_OK, "%s", onepass_last_error());
-    fetch(&r, NULL, 1, results);
+    CHECK(resident_call(&r, handle, 1) == ONEPASS_OK, "%s", onepass_last_error());
+    resident_fetch(&r, NULL, 1, results);
     free(results);
     free(host);
-    free_resident(&r);
+    resident_free(&r);
     onepass_destroy(handle);
 }
 
@@ -841,12 +409,9 @@ int main(void)
     test_shapes(&random);
     test_misaligned(&random);
     test_made_for();
-    test_graphs();
-    test_two_graphs();
-    test_many_captures();
-    test_create_in_capture();
-    test_threads();
-    test_determinism();
+    cuda_test_graphs();
+    cuda_test_threads();
+    cuda_test_determinism();
     test_large();
     kl_print_worst();
     return test_end();
