@@ -11,8 +11,9 @@ import os
 import sys
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-COVERED = ["src/cuda/*", "tests/test_cuda.c", "tests/test_head_cuda.c", "tests/head_cuda_case.*", "tests/cuda_harness.*",
-           "tests/kl_cases.*", "tests/test_kl.c", "tests/test_kl_special.c"]
+COVERED = ["src/cuda/*", "tests/test_cuda.c", "tests/cuda_*.[ch]", "tests/test_head_cuda.c", "tests/head_cuda_case.*",
+           "tests/kl_cases.*", "tests/test_kl.c", "tests/test_kl_special.c", "tests/test_tool_cuda.py",
+           "tests/python/test_torch_errors.py"]
 
 
 def covered_files():

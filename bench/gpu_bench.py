@@ -12,6 +12,7 @@ inputs); error_before_rounding is that of the same result stored in float64; gra
 Frobenius norm.
 extra_bytes is memory beyond the inputs at the peak, a gradient included.
 pytorch is the same work through onepass.torch, autograd included.
+Rows of the head and of linear are in gpu_head.py, which says what differs.
 """
 import argparse
 import datetime
@@ -19,7 +20,6 @@ import gc
 import json
 import os
 import re
-import statistics
 import subprocess
 import sys
 import time
@@ -33,11 +33,11 @@ try:
     import torch.nn.functional as F
 except ImportError:
     sys.exit("gpu_bench.py: PyTorch is needed, for memory, streams and rivals")
+import gpu_head  # noqa: E402
+from gpu_timing import GRAPH_CALLS, Flush, peak_growth, summary, time_cold, time_small  # noqa: E402
 from onepass_ctypes import KlCall, Library, ReadProbe  # noqa: E402
 
 ROUNDS = 40
-GRAPH_CALLS = 50
-FLUSH_BYTES = 256 << 20
 
 
 # ---- inputs ----------------------------------------------------------------------------------------------------------
@@ -166,107 +166,6 @@ class Rival:
         return result if self.backward else (result, None)
 
 
-def peak_growth(run):
-    """Bytes that a run needs beyond what is there before it, its results included."""
-    torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
-    result = run()
-    torch.cuda.synchronize()
-    peak = torch.cuda.max_memory_allocated() - before
-    del result
-    return peak
-
-
-# ---- timing ----------------------------------------------------------------------------------------------------------
-
-class Flush:
-    """Fills more memory than the cache holds, often enough that the device is still busy when the timed work arrives:
-    otherwise the time between two events would hold the host's, too."""
-
-    def __init__(self):
-        self.memory = torch.empty(FLUSH_BYTES // 4, dtype=torch.int32, device="cuda")
-
-    def __call__(self):
-        for _ in range(4):
-            self.memory.fill_(1)
-
-
-def events():
-    return torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-
-
-def time_cold(runs, flush, rounds):
-    """Milliseconds of each run, a list a name; all take turns."""
-    for run in runs.values():
-        for _ in range(3):
-            run()
-    torch.cuda.synchronize()
-    samples = {name: [] for name in runs}
-    for _ in range(rounds):
-        pairs = {}
-        for name, run in runs.items():
-            begin, end = pairs[name] = events()
-            flush()
-            begin.record()
-            result = run()
-            end.record()
-            del result
-        torch.cuda.synchronize()
-        for name, (begin, end) in pairs.items():
-            samples[name].append(begin.elapsed_time(end))
-    return samples
-
-
-def graph_of(run, calls):
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(3):
-            run()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=stream):
-        for _ in range(calls):
-            run()
-    return graph
-
-
-def time_small(runs, rounds):
-    """Milliseconds of one call inside a graph of many, and of one call launched from Python; warm cache."""
-    graphs, refused = {}, {}
-    for name, run in runs.items():
-        for _ in range(3):
-            run()
-        torch.cuda.synchronize()
-        try:
-            graphs[name] = graph_of(run, GRAPH_CALLS)
-        except RuntimeError as error:
-            refused[name] = str(error).splitlines()[0]
-    replay = time_cold({name: graph.replay for name, graph in graphs.items()}, lambda: None, rounds)
-    samples = {name: [ms / GRAPH_CALLS for ms in values] for name, values in replay.items()}
-
-    def many(run):
-        def loop():
-            for _ in range(GRAPH_CALLS):
-                run()
-        return loop
-    launched = time_cold({name: many(run) for name, run in runs.items()}, lambda: None, max(5, rounds // 4))
-    launches = {name: statistics.median(values) / GRAPH_CALLS for name, values in launched.items()}
-    return samples, launches, refused
-
-
-def summary(values):
-    ordered = sorted(values)
-
-    def quantile(q):
-        place = q * (len(ordered) - 1)
-        below = int(place)
-        above = min(below + 1, len(ordered) - 1)
-        return ordered[below] + (place - below) * (ordered[above] - ordered[below])
-    return {"ms": round(quantile(0.5), 6), "ms_q20": round(quantile(0.2), 6), "ms_q80": round(quantile(0.8), 6)}
-
-
 # ---- rows ------------------------------------------------------------------------------------------------------------
 
 class Bench:
@@ -277,10 +176,46 @@ class Bench:
         self.probe = ReadProbe(os.path.join(ROOT, arguments.build, "cuda", "probe.fatbin"))
         self.flush = Flush()
         self.rounds = 10 if arguments.quick else ROUNDS
+        self.device, self.quick, self.compile = "cuda", arguments.quick, arguments.compile
+        self.peak_growth = peak_growth
         self.rows = []
 
+    def wanted(self, name):
+        return not self.arguments.only or re.search(self.arguments.only, name)
+
+    def finish(self, row, runs, begun, small=False):
+        """Times the runs ("ours", "floor", "pytorch" and rivals), completes the row, keeps and prints it."""
+        time.sleep(0.3)  # an idle moment: clocks recover
+        if small:
+            samples, launches, refused = time_small(runs, self.rounds)
+            row["protocol"] = "graph of %d calls, warm cache" % GRAPH_CALLS
+        else:
+            samples, launches, refused = time_cold(runs, self.flush, self.rounds), {}, {}
+            row["protocol"] = "cold cache"
+        row["rounds"] = self.rounds
+        row.update(summary(samples["ours"]))
+        row["floor_ms"] = summary(samples["floor"])["ms"]
+        row["share_of_floor"] = round(row["floor_ms"] / row["ms"], 4)
+        row["pytorch"].update(summary(samples["pytorch"]))
+        if "ours" in launches:
+            row["launch_ms"] = round(launches["ours"], 6)
+            row["pytorch"]["launch_ms"] = round(launches["pytorch"], 6)
+        for rival_name in row["rivals"]:
+            if rival_name in samples:
+                row["rivals"][rival_name].update(summary(samples[rival_name]))
+            if rival_name in launches:
+                row["rivals"][rival_name]["launch_ms"] = round(launches[rival_name], 6)
+            if rival_name in refused:
+                row["rivals"][rival_name]["graph"] = refused[rival_name][:200]
+        self.rows.append(row)
+        print("%-42s %8.4f ms (%.4f-%.4f)  in PyTorch %.4f  floor %.4f  error %.1e  %s  [%.0f s]" % (
+            row["id"], row["ms"], row["ms_q20"], row["ms_q80"], row["pytorch"]["ms"], row["floor_ms"], row["error"],
+            "  ".join("%s %s %s" % (key, "%.4f" % rival["ms"] if "ms" in rival else "-",
+                                    "%.1e" % rival["error"] if "error" in rival else rival.get("failed", "?"))
+                      for key, rival in row["rivals"].items()), time.time() - begun), flush=True)
+
     def row(self, name, form, inputs, backward, small=False):
-        if self.arguments.only and not re.search(self.arguments.only, name):
+        if not self.wanted(name):
             return
         begun = time.time()
         both, predictions, targets = inputs
@@ -336,34 +271,7 @@ class Bench:
         if half and "compile" in row["rivals"]:
             row["rivals"]["compile"]["note"] = "inputs cast to float32 inside the compiled function"
 
-        time.sleep(0.3)  # an idle moment: clocks recover
-        if small:
-            samples, launches, refused = time_small(runs, self.rounds)
-            row["protocol"] = "graph of %d calls, warm cache" % GRAPH_CALLS
-        else:
-            samples, launches, refused = time_cold(runs, self.flush, self.rounds), {}, {}
-            row["protocol"] = "cold cache"
-        row["rounds"] = self.rounds
-        row.update(summary(samples["ours"]))
-        row["floor_ms"] = summary(samples["floor"])["ms"]
-        row["share_of_floor"] = round(row["floor_ms"] / row["ms"], 4)
-        row["pytorch"].update(summary(samples["pytorch"]))
-        if "ours" in launches:
-            row["launch_ms"] = round(launches["ours"], 6)
-            row["pytorch"]["launch_ms"] = round(launches["pytorch"], 6)
-        for rival_name in row["rivals"]:
-            if rival_name in samples:
-                row["rivals"][rival_name].update(summary(samples[rival_name]))
-            if rival_name in launches:
-                row["rivals"][rival_name]["launch_ms"] = round(launches[rival_name], 6)
-            if rival_name in refused:
-                row["rivals"][rival_name]["graph"] = refused[rival_name][:200]
-        self.rows.append(row)
-        print("%-42s %8.4f ms (%.4f-%.4f)  in PyTorch %.4f  floor %.4f  error %.1e  %s  [%.0f s]" % (
-            name, row["ms"], row["ms_q20"], row["ms_q80"], row["pytorch"]["ms"], row["floor_ms"], row["error"],
-            "  ".join("%s %s %s" % (key, "%.4f" % rival["ms"] if "ms" in rival else "-",
-                                    "%.1e" % rival["error"] if "error" in rival else rival.get("failed", "?"))
-                      for key, rival in row["rivals"].items()), time.time() - begun), flush=True)
+        self.finish(row, runs, begun, small)
         ours.close()
         del ours, runs, rivals, through, both, predictions, targets, inputs
         gc.collect()
@@ -400,6 +308,7 @@ class Bench:
             inputs = close_inputs(n, n, difference)
             self.row("kl_small_" + name, "probs_probs", inputs, False)
             del inputs
+        gpu_head.rows(self)
 
 
 # ---- the tests that ran before ---------------------------------------------------------------------------------------

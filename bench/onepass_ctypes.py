@@ -3,10 +3,13 @@ import ctypes
 
 import torch
 
-DTYPES = {torch.float16: (2, 16), torch.bfloat16: (4, 16), torch.float32: (2, 32), torch.float64: (2, 64)}
+DTYPES = {torch.float16: (2, 16), torch.bfloat16: (4, 16), torch.float32: (2, 32), torch.float64: (2, 64),
+          torch.int64: (0, 64)}
 FORMS = ("probs_probs", "log_probs_probs", "probs_log_probs", "log_probs_log_probs")
-CUDA = 2
+DEVICES = {"cpu": 1, "cuda": 2}
 BATCHMEAN = 0
+BATCH_STATISTICS, RUNNING_STATISTICS = 0, 1
+FP32_FULL, FP32_TF32 = 0, 1
 
 
 class Device(ctypes.Structure):
@@ -26,7 +29,8 @@ class Tensor(ctypes.Structure):
 class Config(ctypes.Structure):
     _fields_ = [("size", ctypes.c_size_t), ("device", Device), ("stream", ctypes.c_void_p),
                 ("threads", ctypes.c_int32), ("isa", ctypes.c_char_p), ("progress", ctypes.c_void_p),
-                ("progress_context", ctypes.c_void_p)]
+                ("progress_context", ctypes.c_void_p), ("trust_addresses", ctypes.c_int32),
+                ("fp32_products", ctypes.c_int32), ("blas", ctypes.c_char_p)]
 
 
 class Options(ctypes.Structure):
@@ -36,11 +40,23 @@ class Options(ctypes.Structure):
                 ("workspace_size", ctypes.c_size_t)]
 
 
+class HeadOptions(ctypes.Structure):
+    _fields_ = [("size", ctypes.c_size_t), ("statistics", ctypes.c_int), ("cumulative", ctypes.c_int32),
+                ("eps", ctypes.c_double), ("momentum", ctypes.c_double)] + [
+        (name, ctypes.c_void_p) for name in ("bias", "gamma", "beta", "scale", "running_mean", "running_var",
+                                             "batches_tracked", "workspace")] + [("workspace_size", ctypes.c_size_t)]
+
+
+class HeadGradients(ctypes.Structure):
+    _fields_ = [("size", ctypes.c_size_t)] + [
+        (name, ctypes.c_void_p) for name in ("input", "weight", "bias", "gamma", "beta", "scale")]
+
+
 def describe(tensor):
     """The descriptor of a tensor; it keeps nothing alive."""
     described = Tensor()
     described.data = tensor.data_ptr()
-    described.device = Device(CUDA, tensor.device.index or 0)
+    described.device = Device(DEVICES[tensor.device.type], tensor.device.index or 0)
     described.ndim = tensor.dim()
     described.dtype = Dtype(*DTYPES[tensor.dtype], 1)
     described.shape = (ctypes.c_int64 * max(tensor.dim(), 1))(*tensor.shape)
@@ -54,51 +70,92 @@ class Library:
         self.c.onepass_last_error.restype = ctypes.c_char_p
         for form in FORMS:
             getattr(self.c, "onepass_kl_" + form).argtypes = [ctypes.c_void_p] * 7
+        pointer, size = ctypes.c_void_p, ctypes.c_size_t
+        self.c.onepass_linear.argtypes = [pointer] * 6 + [size]
+        self.c.onepass_linear_backward.argtypes = [pointer] * 8 + [size]
+        self.c.onepass_head.argtypes = [pointer] * 8
+        self.c.onepass_head_backward.argtypes = [pointer] * 10
+        self.c.onepass_linear_workspace_size.argtypes = [pointer] * 4
+        self.c.onepass_head_workspace_size.argtypes = [pointer] * 7
+        self.c.onepass_head_backward_workspace_size.argtypes = [pointer] * 5
 
     def check(self, status):
         if status != 0:
             raise RuntimeError(self.c.onepass_last_error().decode())
 
-    def handle(self, stream):
-        """A handle whose work is ordered on a torch stream."""
-        config = Config(size=ctypes.sizeof(Config), device=Device(CUDA, torch.cuda.current_device()),
-                        stream=stream.cuda_stream)
+    def handle(self, stream=None, fp32_products=FP32_FULL):
+        """A handle whose work is ordered on a torch stream; without one, of the CPU."""
+        config = Config(size=ctypes.sizeof(Config), fp32_products=fp32_products)
+        if stream is not None:
+            config.device = Device(DEVICES["cuda"], torch.cuda.current_device())
+            config.stream = stream.cuda_stream
         handle = ctypes.c_void_p()
         self.check(self.c.onepass_create(ctypes.byref(config), ctypes.byref(handle)))
         return handle
 
 
-class KlCall:
-    """One call with everything prepared: made once, called often. batchmean, strict."""
+class Call:
+    """A call with everything prepared: made once, called often. Its results are tensors of its own."""
 
-    def __init__(self, library, form, predictions, targets, gradient, value_type=None):
-        self.library = library
-        self.entry = getattr(library.c, "onepass_kl_" + form)
-        value_type = value_type or (torch.float64 if predictions.dtype == torch.float64 else torch.float32)
-        self.value = torch.full((), float("nan"), dtype=value_type, device="cuda")
-        self.gradient = torch.empty_like(predictions) if gradient else None
-        self.kept = [describe(predictions), describe(targets), describe(self.value)]
-        self.options = Options(size=ctypes.sizeof(Options), reduction=BATCHMEAN)
+    def __init__(self, library, device, fp32_products=FP32_FULL):
+        self.library, self.device, self.fp32_products = library, torch.device(device), fp32_products
         self.handles = {}
-        bytes_needed = ctypes.c_size_t()
-        library.check(library.c.onepass_kl_workspace_size(
-            self.handle(), ctypes.byref(self.kept[0]), ctypes.byref(self.options), ctypes.byref(bytes_needed)))
-        self.workspace = torch.empty(max(bytes_needed.value, 1), dtype=torch.uint8, device="cuda")
-        self.options.workspace = self.workspace.data_ptr()
-        self.options.workspace_size = bytes_needed.value
-        self.workspace_bytes = bytes_needed.value
-        if gradient:
-            self.kept.append(describe(self.gradient))
-        addresses = [ctypes.addressof(item) for item in self.kept]
-        self.arguments = (addresses[0], addresses[1], ctypes.addressof(self.options), addresses[2],
-                          addresses[3] if gradient else None, None)
+        self.kept = []  # descriptors, whose addresses are passed, and their tensors
+
+    def address(self, tensor):
+        """Of a tensor's descriptor; None for None."""
+        if tensor is None:
+            return None
+        described = describe(tensor)
+        self.kept.append((described, tensor))
+        return ctypes.addressof(described)
+
+    def empty(self, like, shape=None, dtype=None):
+        """A result, NaN until it is written."""
+        dtype = dtype or like.dtype
+        return torch.full(like.shape if shape is None else shape, float("nan"), dtype=dtype, device=self.device)
+
+    def workspace(self, *sizes):
+        """(tensor, bytes): room for the largest. Each size is a function that takes a pointer to what it finds."""
+        found = [ctypes.c_size_t() for _ in sizes]
+        for size, needed in zip(sizes, found):
+            self.library.check(size(ctypes.byref(needed)))
+        needed = max(size.value for size in found)
+        return torch.empty(max(needed, 1), dtype=torch.uint8, device=self.device), needed
 
     def handle(self):
-        """A handle for torch's current stream."""
-        stream = torch.cuda.current_stream()
-        if stream.cuda_stream not in self.handles:
-            self.handles[stream.cuda_stream] = self.library.handle(stream)
-        return self.handles[stream.cuda_stream]
+        """A handle for torch's current stream, or of the CPU."""
+        stream = torch.cuda.current_stream() if self.device.type == "cuda" else None
+        key = stream.cuda_stream if stream is not None else None
+        if key not in self.handles:
+            self.handles[key] = self.library.handle(stream, self.fp32_products)
+        return self.handles[key]
+
+    def close(self):
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+        for handle in self.handles.values():
+            self.library.c.onepass_destroy(handle)
+        self.handles = {}
+
+
+class KlCall(Call):
+    """A divergence, and the gradient to the predictions if asked for. batchmean, strict."""
+
+    def __init__(self, library, form, predictions, targets, gradient, value_type=None):
+        super().__init__(library, predictions.device)
+        self.entry = getattr(library.c, "onepass_kl_" + form)
+        value_type = value_type or (torch.float64 if predictions.dtype == torch.float64 else torch.float32)
+        self.value = self.empty(predictions, (), value_type)
+        self.gradient = torch.empty_like(predictions) if gradient else None
+        self.options = Options(size=ctypes.sizeof(Options), reduction=BATCHMEAN)
+        p, t = self.address(predictions), self.address(targets)
+        self.room, self.workspace_bytes = self.workspace(lambda needed: library.c.onepass_kl_workspace_size(
+            self.handle(), ctypes.c_void_p(p), ctypes.byref(self.options), needed))
+        self.options.workspace = self.room.data_ptr()
+        self.options.workspace_size = self.workspace_bytes
+        self.arguments = (p, t, ctypes.addressof(self.options), self.address(self.value), self.address(self.gradient),
+                          None)
 
     def __call__(self):
         status = self.entry(self.handle(), *self.arguments)
@@ -106,11 +163,74 @@ class KlCall:
             self.library.check(status)
         return self.value
 
-    def close(self):
-        torch.cuda.synchronize()
-        for handle in self.handles.values():
-            self.library.c.onepass_destroy(handle)
-        self.handles = {}
+
+def bytes_of(tensors):
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors if tensor is not None)
+
+
+class LinearCall(Call):
+    """input weight^T + bias."""
+
+    def __init__(self, library, input, weight, bias, fp32_products=FP32_FULL):
+        super().__init__(library, input.device, fp32_products)
+        self.output = self.empty(input, (input.shape[0], weight.shape[0]))
+        x, w = self.address(input), self.address(weight)
+        self.room, needed = self.workspace(
+            lambda size: library.c.onepass_linear_workspace_size(self.handle(), x, w, size))
+        self.arguments = (x, w, self.address(bias), self.address(self.output), self.room.data_ptr(), needed)
+        self.extra_bytes = needed + bytes_of([self.output])
+
+    def __call__(self):
+        status = self.library.c.onepass_linear(self.handle(), *self.arguments)
+        if status != 0:
+            self.library.check(status)
+        return self.output
+
+
+class HeadCall(Call):
+    """The forward pass of a module with gemm, bn and scale (problems/linear_bn_softmax.py) in its mode, and with an
+    upstream gradient the backward pass to input, weight, bias, gamma, beta and scale: `gradients`, in this order."""
+
+    def __init__(self, library, model, input, upstream=None, fp32_products=FP32_FULL):
+        super().__init__(library, input.device, fp32_products)
+        gemm, bn, train = model.gemm, model.bn, model.training
+        weight, n = gemm.weight.detach(), gemm.weight.shape[0]
+        parameters = [tensor.detach() for tensor in (gemm.bias, bn.weight, bn.bias, model.scale)]
+        computed = torch.float64 if input.dtype == torch.float64 else torch.float32
+        self.output = self.empty(input, (input.shape[0], n))
+        backward = upstream is not None
+        self.state = [self.empty(input, shape, computed) for shape in ((input.shape[0], n), (n,), (n,))] if backward \
+            else [None] * 3
+        self.gradients = [self.empty(tensor) for tensor in [input, weight] + parameters] if backward else []
+        options = HeadOptions(size=ctypes.sizeof(HeadOptions), eps=bn.eps, momentum=bn.momentum if train else 0,
+                              statistics=BATCH_STATISTICS if train else RUNNING_STATISTICS)
+        for name, tensor in zip(("bias", "gamma", "beta", "scale"), parameters):
+            setattr(options, name, self.address(tensor))
+        options.running_mean, options.running_var = self.address(bn.running_mean), self.address(bn.running_var)
+        options.batches_tracked = self.address(bn.num_batches_tracked) if train else None
+        self.options, at = options, ctypes.addressof(options)
+        x, w, out = self.address(input), self.address(weight), self.address(self.output)
+        state = [self.address(tensor) for tensor in self.state]
+        sizes = [lambda size: library.c.onepass_head_workspace_size(self.handle(), x, w, at, out, state[0], size)]
+        if backward:
+            sizes.append(lambda size: library.c.onepass_head_backward_workspace_size(self.handle(), x, w, at, size))
+        self.room, needed = self.workspace(*sizes)
+        options.workspace, options.workspace_size = self.room.data_ptr(), needed
+        self.forward = (x, w, at, out) + tuple(state)
+        self.backward = None
+        if backward:
+            self.asked = HeadGradients(ctypes.sizeof(HeadGradients), *[self.address(made) for made in self.gradients])
+            self.backward = (self.address(upstream), out, x, w) + tuple(state) + (at, ctypes.addressof(self.asked))
+        self.extra_bytes = needed + bytes_of([self.output] + self.state + self.gradients)
+
+    def __call__(self):
+        handle = self.handle()
+        status = self.library.c.onepass_head(handle, *self.forward)
+        if status == 0 and self.backward:
+            status = self.library.c.onepass_head_backward(handle, *self.backward)
+        if status != 0:
+            self.library.check(status)
+        return self.output
 
 
 class ReadProbe:

@@ -40,6 +40,14 @@ WORDS = {
     "kl_small_6e-3": "divergence of 6e-3, forward",
     "kl_small_8e-5": "divergence of 8e-5, forward",
     "kl_small_8e-7": "divergence of 8e-7, forward",
+    "p2_bf16_train": "P2 bf16 training forward",
+    "p2_tf32_train": "P2 TF32 training forward",
+    "p2_fp32_train": "P2 training forward",
+    "p2_bf16_eval": "P2 bf16 eval",
+    "p2_fp32_eval": "P2 eval",
+    "p2_bf16_forward_backward": "P2 bf16 training forward + backward",
+    "p2_fp32_forward_backward": "P2 training forward + backward",
+    "linear_fp32": "linear, 1024 x 8192 x 8192",
 }
 
 
@@ -66,14 +74,18 @@ def size(value):
 def table(path, result):
     rows = {row["id"]: row for row in result["rows"]}
     order = [name for name in WORDS if name in rows] + [name for name in rows if name not in WORDS]
+    has_products = any("operator" in row for row in result["rows"])
+    columns = ["work", "onepass", "in PyTorch", "floor", "eager", "torch.compile", "error", "eager's error", "memory",
+               "eager's memory"]
     lines = [
         "%s, driver %s, PyTorch %s, %s (`%s`). Milliseconds, median; floor: the same bytes read, or read and written,"
-        " and nothing else. In PyTorch: through onepass.torch, autograd included. Error: relative, against float64."
+        " and nothing else%s. In PyTorch: through onepass.torch, autograd included. Error: relative, against float64."
         " Memory: beyond the inputs, a gradient included." % (
-            result["device"], result["driver"], result.get("torch", "not there"), result["date"], path),
+            result["device"], result["driver"], result.get("torch", "not there"), result["date"], path,
+            "; of P2 and linear, the matrix products alone" if has_products else ""),
         "",
-        "| work | onepass | in PyTorch | floor | eager | torch.compile | error | eager's error | memory | eager's memory |",
-        "|---|---|---|---|---|---|---|---|---|---|",
+        "| " + " | ".join(columns) + " |",
+        "|---" * len(columns) + "|",
     ]
     for name in order:
         row = rows[name]
