@@ -1,8 +1,8 @@
 /*
  * A stand-in for libcuda.so.1, for tests of what the tool does around a GPU on a machine that has none: which arrays it
  * copies there, which it brings back, what it releases, what it says when something fails. "Device memory" is host
- * memory between guard bands, poisoned with NaN; kernels of linear and head are done by their definitions, in double
- * and at once; all others are refused. It shows nothing about the kernels themselves.
+ * memory between guard bands, poisoned with NaN; kernels are done by their definitions, in double and at once; the one
+ * that only benchmarks have is refused. It shows nothing about the kernels themselves.
  *
  * When the process ends, memory or contexts that were not given back, or a copy or a kernel that left its bounds, end
  * it with exit code 99. $ONEPASS_STANDIN_ALLOCATIONS: how many allocations succeed; all others find no memory.
@@ -17,6 +17,8 @@
 
 #include "driver.h"
 #include "head_args.h"
+#include "kl.h"
+#include "kl_define.h"
 #include "types.h"
 
 enum {
@@ -164,7 +166,7 @@ __attribute__((destructor)) static void look_back(void)
         _exit(99);
 }
 
-/* ---- kernels ----------------------------------------------------------------------------------------------------- */
+/* ---- linear and head --------------------------------------------------------------------------------------------- */
 
 static char *place(const onep_head_matrix *m, long long i, long long j)
 {
@@ -317,6 +319,106 @@ static void take_gradients(const onep_head_grad_args *a)
     put(&a->one_scale, 0, 0, of_scale);
 }
 
+/* ---- KL divergence ----------------------------------------------------------------------------------------------- */
+
+static char *strided_place(const onep_kl_rows_args *a, const onep_kl_strided *s, long long row, long long column)
+{
+    char *at = s->data + column * s->col_stride;
+    for (int d = a->rank - 1; d >= 0; d--) {
+        at += row % a->extent[d] * s->row_stride[d];
+        row /= a->extent[d];
+    }
+    return at;
+}
+
+static double strided_get(const onep_kl_rows_args *a, const onep_kl_strided *s, long long row, long long column)
+{
+    return s->data ? onep_load((onep_type)s->type, strided_place(a, s, row, column)) : 1;
+}
+
+static void strided_put(const onep_kl_rows_args *a, const onep_kl_strided *s, long long row, long long column, double x)
+{
+    if (s->data)
+        onep_store((onep_type)s->type, strided_place(a, s, row, column), x);
+}
+
+static onep_kl_element element_of(const onep_kl_rows_args *a, int form, long long row, long long column)
+{
+    int in_double = a->predictions.type == ONEP_CUDA_F64 || a->targets.type == ONEP_CUDA_F64;
+    return onep_kl_define_element(ONEP_KL_LOG_PREDICTIONS(form), ONEP_KL_LOG_TARGETS(form), a->common.finite,
+                                  strided_get(a, &a->predictions, row, column),
+                                  strided_get(a, &a->targets, row, column), in_double);
+}
+
+/* Any strides, types, weights and masks: value and gradients of every element, and the sums that were asked for. */
+static void diverge(const onep_kl_rows_args *a, int form)
+{
+    const onep_kl_common *c = &a->common;
+    double upstream_one = c->upstream_one ? onep_load((onep_type)c->upstream_one_type, c->upstream_one) : 1, all = 0;
+    for (long long i = 0; i < a->rows; i++) {
+        int taken = !a->mask.data || *strided_place(a, &a->mask, i, 0) != 0;
+        double weight = taken ? strided_get(a, &a->weights, i, 0) : 0, sum = 0;
+        for (long long j = 0; j < a->columns; j++) {
+            onep_kl_element e = taken ? element_of(a, form, i, j) : (onep_kl_element){0, 0, 0};
+            double scale = taken ? weight * c->grad_scale * upstream_one * strided_get(a, &a->upstream, i, j) : 0;
+            strided_put(a, &a->grad_predictions, i, j, scale * e.d_prediction);
+            strided_put(a, &a->grad_targets, i, j, scale * e.d_target);
+            if (c->outputs & ONEP_CUDA_VALUE)
+                strided_put(a, &a->value, i, j, weight * e.value);
+            sum += e.value;
+        }
+        if (a->per_row)
+            strided_put(a, &a->value, i, 0, weight * sum);
+        all += weight * sum;
+    }
+    if (c->value)
+        onep_store((onep_type)c->value_type, c->value, all * c->value_scale);
+}
+
+static onep_kl_strided line_of(const void *data, int type)
+{
+    return (onep_kl_strided){
+        .data = (char *)(uintptr_t)data, .col_stride = (long long)onep_type_size((onep_type)type), .type = type};
+}
+
+/* All elements one after the other are one row. */
+static void diverge_flat(const onep_kl_flat_args *a, int type, int form)
+{
+    int computed = type == ONEP_CUDA_F64 ? ONEP_CUDA_F64 : ONEP_CUDA_F32;
+    onep_kl_rows_args row = {
+        .common = a->common,
+        .rows = 1,
+        .columns = a->count,
+        .predictions = line_of(a->predictions, type),
+        .targets = line_of(a->targets, type),
+        .value = line_of(a->value, computed),
+        .grad_predictions = line_of(a->grad_predictions, type),
+        .grad_targets = line_of(a->grad_targets, type),
+        .upstream = line_of(a->upstream, computed),
+    };
+    diverge(&row, form);
+}
+
+/* onep_kl_flat_TYPE_FORM_KIND, onep_kl_rows_TYPE_FORM, onep_kl_lines_TYPE_FORM */
+static int run_kl(const char *name, const void *args)
+{
+    static const char *const types[] = {"f16", "bf16", "f32", "f64"};
+    char kind[8], word[8];
+    int form, type = 0;
+    if (((const onep_kl_common *)args)->made_for ||
+        sscanf(name, "onep_kl_%7[a-z]_%7[a-z0-9]_%1d", kind, word, &form) != 3)
+        return NOT_SUPPORTED;
+    while (type < 3 && strcmp(word, types[type]) != 0)
+        type++;
+    if (strcmp(kind, "flat") == 0)
+        diverge_flat(args, type, form);
+    else
+        diverge(args, form);
+    return 0;
+}
+
+/* ---- launches ---------------------------------------------------------------------------------------------------- */
+
 static int begins(const char *name, const char *with)
 {
     return strncmp(name, with, strlen(with)) == 0;
@@ -342,6 +444,8 @@ int cuLaunchKernel(onep_cu_function *function, unsigned grid_x, unsigned grid_y,
         take_softmax(args);
     else if (begins(name, "onep_head_grad_columns_"))
         take_gradients(args);
+    else if (begins(name, "onep_kl_"))
+        return run_kl(name, args);
     else if (!begins(name, "onep_head_grad_rows_"))
         return NOT_SUPPORTED;
     return 0;
