@@ -1,8 +1,8 @@
 /*
  * A stand-in for libcuda.so.1, for tests of what the tool does around a GPU on a machine that has none: which arrays it
  * copies there, which it brings back, what it releases, what it says when something fails. "Device memory" is host
- * memory between guard bands, poisoned with NaN; kernels are done by their definitions, in double and at once; the one
- * that only benchmarks have is refused. It shows nothing about the kernels themselves.
+ * memory between guard bands, poisoned with NaN; kernels are done by their definitions, in double or wider and at once;
+ * the one that only benchmarks have is refused. It shows nothing about the kernels themselves.
  *
  * When the process ends, memory or contexts that were not given back, or a copy or a kernel that left its bounds, end
  * it with exit code 99. $ONEPASS_STANDIN_ALLOCATIONS: how many allocations succeed; all others find no memory.
@@ -354,10 +354,12 @@ static onep_kl_element element_of(const onep_kl_rows_args *a, int form, long lon
 static void diverge(const onep_kl_rows_args *a, int form)
 {
     const onep_kl_common *c = &a->common;
-    double upstream_one = c->upstream_one ? onep_load((onep_type)c->upstream_one_type, c->upstream_one) : 1, all = 0;
+    double upstream_one = c->upstream_one ? onep_load((onep_type)c->upstream_one_type, c->upstream_one) : 1;
+    long double all = 0;
     for (long long i = 0; i < a->rows; i++) {
         int taken = !a->mask.data || *strided_place(a, &a->mask, i, 0) != 0;
-        double weight = taken ? strided_get(a, &a->weights, i, 0) : 0, sum = 0;
+        double weight = taken ? strided_get(a, &a->weights, i, 0) : 0;
+        long double sum = 0;
         for (long long j = 0; j < a->columns; j++) {
             onep_kl_element e = taken ? element_of(a, form, i, j) : (onep_kl_element){0, 0, 0};
             double scale = taken ? weight * c->grad_scale * upstream_one * strided_get(a, &a->upstream, i, j) : 0;
@@ -368,11 +370,11 @@ static void diverge(const onep_kl_rows_args *a, int form)
             sum += e.value;
         }
         if (a->per_row)
-            strided_put(a, &a->value, i, 0, weight * sum);
+            strided_put(a, &a->value, i, 0, (double)(weight * sum));
         all += weight * sum;
     }
     if (c->value)
-        onep_store((onep_type)c->value_type, c->value, all * c->value_scale);
+        onep_store((onep_type)c->value_type, c->value, (double)(all * c->value_scale));
 }
 
 static onep_kl_strided line_of(const void *data, int type)
