@@ -85,6 +85,16 @@ void device_release(const device_memory *memory, onep_cu_address address)
 
 /* ---- copies ------------------------------------------------------------------------------------------------------ */
 
+device_copy device_reads(const char *name, const onepass_tensor *host)
+{
+    return (device_copy){.name = name, .host = host};
+}
+
+device_copy device_writes(const char *name, const onepass_tensor *host)
+{
+    return (device_copy){.name = name, .host = host, .written = true};
+}
+
 /* The range of memory from the lowest to the highest element; gaps travel too, so that they stay as they are. */
 static void find_range(device_copy *copy)
 {

@@ -38,7 +38,7 @@ onepass_status device_status(const char *what, int error);
 
 enum { DEVICE_MOST_COPIES = 20 };
 
-/* A tensor in host memory and its copy on the device. The caller sets the first three. */
+/* A tensor in host memory and its copy on the device. The first three are the caller's to set. */
 typedef struct device_copy {
     const char *name;           /* in messages */
     const onepass_tensor *host; /* NULL: not given, there is no copy */
@@ -48,6 +48,9 @@ typedef struct device_copy {
     size_t bytes;
     onep_cu_address address;
 } device_copy;
+
+device_copy device_reads(const char *name, const onepass_tensor *host);  /* an input */
+device_copy device_writes(const char *name, const onepass_tensor *host); /* an output, or what is updated */
 
 /* Copies all there and waits. What was claimed is released by device_drop, after a failure too. */
 onepass_status device_send(const device_memory *memory, onepass_device device, device_copy copies[], int count);

@@ -165,7 +165,7 @@ onepass_status head_case_send(const head_case *here, head_case *there, onepass_h
     *there = *here;
     there->workspace = NULL;
     for (int array = 0; array < HEAD_CASE_ARRAYS; array++)
-        there->copies[array] = (device_copy){.name = head_case_names[array], .host = &here->tensors[array]};
+        there->copies[array] = device_reads(head_case_names[array], &here->tensors[array]);
     onepass_status status = device_send(memory, handle->device, there->copies, HEAD_CASE_ARRAYS);
     for (int array = 0; array < HEAD_CASE_ARRAYS; array++)
         there->tensors[array] = there->copies[array].device;

@@ -66,15 +66,15 @@ onepass_status kl_call(kl_forms forms, onepass_handle *handle, const onepass_ten
     if (options)
         call.options = *options;
     device_copy copies[TENSORS] = {
-        [PREDICTIONS] = {"predictions", predictions},
-        [TARGETS] = {"targets", targets},
-        [WEIGHTS] = {"row_weights", call.options.row_weights},
-        [MASK] = {"row_mask", call.options.row_mask},
-        [GRAD_VALUE] = {"grad_value", call.options.grad_value},
-        [GRAD_MADE_FOR] = {"grad_made_for", call.options.grad_made_for, true},
-        [VALUE] = {"value", value, true},
-        [GRAD_PREDICTIONS] = {"grad_predictions", grad_predictions, true},
-        [GRAD_TARGETS] = {"grad_targets", grad_targets, true},
+        [PREDICTIONS] = device_reads("predictions", predictions),
+        [TARGETS] = device_reads("targets", targets),
+        [WEIGHTS] = device_reads("row_weights", call.options.row_weights),
+        [MASK] = device_reads("row_mask", call.options.row_mask),
+        [GRAD_VALUE] = device_reads("grad_value", call.options.grad_value),
+        [GRAD_MADE_FOR] = device_writes("grad_made_for", call.options.grad_made_for),
+        [VALUE] = device_writes("value", value),
+        [GRAD_PREDICTIONS] = device_writes("grad_predictions", grad_predictions),
+        [GRAD_TARGETS] = device_writes("grad_targets", grad_targets),
     };
     return device_call(handle, &work, &call, copies, TENSORS);
 }

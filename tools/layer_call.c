@@ -37,10 +37,10 @@ onepass_status linear_call(onepass_handle *handle, const onepass_tensor *input, 
         return onepass_linear(handle, input, weight, bias, output, workspace, workspace_size);
     static const device_work work = {"linear", linear_size, linear_run};
     device_copy copies[LINEAR_TENSORS] = {
-        [LINEAR_INPUT] = {"input", input},
-        [LINEAR_WEIGHT] = {"weight", weight},
-        [LINEAR_BIAS] = {"bias", bias},
-        [LINEAR_OUTPUT] = {"output", output, true},
+        [LINEAR_INPUT] = device_reads("input", input),
+        [LINEAR_WEIGHT] = device_reads("weight", weight),
+        [LINEAR_BIAS] = device_reads("bias", bias),
+        [LINEAR_OUTPUT] = device_writes("output", output),
     };
     return device_call(handle, &work, NULL, copies, LINEAR_TENSORS);
 }
@@ -81,12 +81,12 @@ onepass_status linear_backward_call(onepass_handle *handle, const onepass_tensor
                                        workspace, workspace_size);
     static const device_work work = {"linear_backward", linear_backward_size, linear_backward_run};
     device_copy copies[BACK_TENSORS] = {
-        [BACK_GRAD_OUTPUT] = {"grad_output", grad_output},
-        [BACK_INPUT] = {"input", input},
-        [BACK_WEIGHT] = {"weight", weight},
-        [BACK_GRAD_INPUT] = {"grad_input", grad_input, true},
-        [BACK_GRAD_WEIGHT] = {"grad_weight", grad_weight, true},
-        [BACK_GRAD_BIAS] = {"grad_bias", grad_bias, true},
+        [BACK_GRAD_OUTPUT] = device_reads("grad_output", grad_output),
+        [BACK_INPUT] = device_reads("input", input),
+        [BACK_WEIGHT] = device_reads("weight", weight),
+        [BACK_GRAD_INPUT] = device_writes("grad_input", grad_input),
+        [BACK_GRAD_WEIGHT] = device_writes("grad_weight", grad_weight),
+        [BACK_GRAD_BIAS] = device_writes("grad_bias", grad_bias),
     };
     return device_call(handle, &work, NULL, copies, BACK_TENSORS);
 }
@@ -161,19 +161,19 @@ onepass_status head_call(onepass_handle *handle, const onepass_tensor *input, co
     onepass_head_options moved = *options;
     bool updates = options->statistics == ONEPASS_BATCH_STATISTICS;
     device_copy copies[HEAD_TENSORS] = {
-        [HEAD_INPUT] = {"input", input},
-        [HEAD_WEIGHT] = {"weight", weight},
-        [HEAD_BIAS] = {"bias", options->bias},
-        [HEAD_GAMMA] = {"gamma", options->gamma},
-        [HEAD_BETA] = {"beta", options->beta},
-        [HEAD_SCALE] = {"scale", options->scale},
-        [HEAD_OUTPUT] = {"output", output, true},
-        [HEAD_PRODUCT] = {"product", product, true},
-        [HEAD_MEAN] = {"mean", mean, true},
-        [HEAD_RSTD] = {"rstd", rstd, true},
-        [HEAD_RUNNING_MEAN] = {"running_mean", options->running_mean, updates},
-        [HEAD_RUNNING_VAR] = {"running_var", options->running_var, updates},
-        [HEAD_BATCHES_TRACKED] = {"batches_tracked", options->batches_tracked, updates},
+        [HEAD_INPUT] = device_reads("input", input),
+        [HEAD_WEIGHT] = device_reads("weight", weight),
+        [HEAD_BIAS] = device_reads("bias", options->bias),
+        [HEAD_GAMMA] = device_reads("gamma", options->gamma),
+        [HEAD_BETA] = device_reads("beta", options->beta),
+        [HEAD_SCALE] = device_reads("scale", options->scale),
+        [HEAD_OUTPUT] = device_writes("output", output),
+        [HEAD_PRODUCT] = device_writes("product", product),
+        [HEAD_MEAN] = device_writes("mean", mean),
+        [HEAD_RSTD] = device_writes("rstd", rstd),
+        [HEAD_RUNNING_MEAN] = (updates ? device_writes : device_reads)("running_mean", options->running_mean),
+        [HEAD_RUNNING_VAR] = (updates ? device_writes : device_reads)("running_var", options->running_var),
+        [HEAD_BATCHES_TRACKED] = (updates ? device_writes : device_reads)("batches_tracked", options->batches_tracked),
     };
     return device_call(handle, &work, &moved, copies, HEAD_TENSORS);
 }
@@ -219,23 +219,23 @@ onepass_status head_backward_call(onepass_handle *handle, const onepass_tensor *
     static const device_work work = {"head_backward", head_backward_size, head_backward_run};
     onepass_head_options moved = *options;
     device_copy copies[HEAD_BACKWARD_TENSORS] = {
-        [HEAD_INPUT] = {"input", input},
-        [HEAD_WEIGHT] = {"weight", weight},
-        [HEAD_BIAS] = {"bias", options->bias},
-        [HEAD_GAMMA] = {"gamma", options->gamma},
-        [HEAD_BETA] = {"beta", options->beta},
-        [HEAD_SCALE] = {"scale", options->scale},
-        [HEAD_OUTPUT] = {"output", output},
-        [HEAD_PRODUCT] = {"product", product},
-        [HEAD_MEAN] = {"mean", mean},
-        [HEAD_RSTD] = {"rstd", rstd},
-        [HEAD_GRAD_OUTPUT] = {"grad_output", grad_output},
-        [HEAD_GRAD_INPUT] = {"grad_input", gradients->input, true},
-        [HEAD_GRAD_WEIGHT] = {"grad_weight", gradients->weight, true},
-        [HEAD_GRAD_BIAS] = {"grad_bias", gradients->bias, true},
-        [HEAD_GRAD_GAMMA] = {"grad_gamma", gradients->gamma, true},
-        [HEAD_GRAD_BETA] = {"grad_beta", gradients->beta, true},
-        [HEAD_GRAD_SCALE] = {"grad_scale", gradients->scale, true},
+        [HEAD_INPUT] = device_reads("input", input),
+        [HEAD_WEIGHT] = device_reads("weight", weight),
+        [HEAD_BIAS] = device_reads("bias", options->bias),
+        [HEAD_GAMMA] = device_reads("gamma", options->gamma),
+        [HEAD_BETA] = device_reads("beta", options->beta),
+        [HEAD_SCALE] = device_reads("scale", options->scale),
+        [HEAD_OUTPUT] = device_reads("output", output),
+        [HEAD_PRODUCT] = device_reads("product", product),
+        [HEAD_MEAN] = device_reads("mean", mean),
+        [HEAD_RSTD] = device_reads("rstd", rstd),
+        [HEAD_GRAD_OUTPUT] = device_reads("grad_output", grad_output),
+        [HEAD_GRAD_INPUT] = device_writes("grad_input", gradients->input),
+        [HEAD_GRAD_WEIGHT] = device_writes("grad_weight", gradients->weight),
+        [HEAD_GRAD_BIAS] = device_writes("grad_bias", gradients->bias),
+        [HEAD_GRAD_GAMMA] = device_writes("grad_gamma", gradients->gamma),
+        [HEAD_GRAD_BETA] = device_writes("grad_beta", gradients->beta),
+        [HEAD_GRAD_SCALE] = device_writes("grad_scale", gradients->scale),
     };
     return device_call(handle, &work, &moved, copies, HEAD_BACKWARD_TENSORS);
 }
