@@ -78,7 +78,7 @@ class Commands(test_tool_head.LayerTest):
                     self.assertGreaterEqual(row["rounds"], 30)
                     self.assertTrue(0 < row["ms_q20"] <= row["ms"] <= row["ms_q80"])
                     if "error" in row:
-                        self.assertLess(row["error"], 1e-2 if {"bf16", "tf32"} & set(more) else 1e-5)
+                        self.assertLess(row["error"], 3e-2 if {"bf16", "tf32"} & set(more) else 1e-5)
                 self.assertEqual(sum("error" in row for row in rows.values()),
                                  0 if "f64" in more else len(rows) - 1)
             text = self.good("bench", name, "--rows", "8", "--depth", "8", "--cols", "8", "--seconds", "0.001",
