@@ -47,8 +47,8 @@ void split_make(const split_scheme *scheme, int weight, const float *x, int64_t 
     row->flags = 0;
     for (int64_t k = 0; k < depth; k += SPLIT_CHUNK) {
         int *exponent = &row->exponents[k / SPLIT_CHUNK];
-        row->flags |= split_run(x + k, smaller(SPLIT_CHUNK, depth - k), scheme->lo_scaled, row->hi + k, row->lo + k,
-                                exponent);
+        row->flags |=
+            split_run(x + k, smaller(SPLIT_CHUNK, depth - k), scheme->lo_scaled, row->hi + k, row->lo + k, exponent);
         if (*exponent <= 14 - 96 || *exponent > 14 + 96)
             row->flags |= SPLIT_RANGE;
     }
@@ -79,12 +79,12 @@ float split_product(const split_scheme *scheme, const float *x, const split_row 
         float *into = scheme->corrections == SPLIT_APART ? &corrections : &chunk;
         for (int64_t j = k; j < end; j += SPLIT_STEP) {
             int64_t count = smaller(SPLIT_STEP, end - j);
-            *into = tensor_core_dot(&scheme->core, ONEP_F16, *into, a->hi + j, b->lo + j, count);
-            *into = tensor_core_dot(&scheme->core, ONEP_F16, *into, a->lo + j, b->hi + j, count);
+            *into = tensor_core_dot(scheme->core, ONEP_F16, *into, a->hi + j, b->lo + j, count);
+            *into = tensor_core_dot(scheme->core, ONEP_F16, *into, a->lo + j, b->hi + j, count);
         }
         if (scheme->corrections == SPLIT_FIRST)
             chunk *= undo;
-        chunk = tensor_core_dot(&scheme->core, ONEP_F16, chunk, a->hi + k, b->hi + k, end - k);
+        chunk = tensor_core_dot(scheme->core, ONEP_F16, chunk, a->hi + k, b->hi + k, end - k);
         if (end == depth || (scheme->promote != 0 && end % scheme->promote == 0)) {
             if (scheme->chunk_scaled)
                 main_sum = fmaf(chunk, ldexpf(1, -w_row->exponents[k / SPLIT_CHUNK]), main_sum);

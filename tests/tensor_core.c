@@ -5,8 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-const tensor_core tensor_core_hopper = {.width = 16, .extra_bits = 2};
-const tensor_core tensor_core_ampere = {.width = 8, .extra_bits = 1};
+const tensor_core tensor_core_hopper = {.width = 16, .extra_bits = 2, .lowest = -133};
+const tensor_core tensor_core_ampere = {.width = 8, .extra_bits = 1, .lowest = -132};
 
 /* significand 2^(exponent - fraction bits of its format), or a special value. */
 typedef struct number {
@@ -99,7 +99,7 @@ static float step(const tensor_core *core, onep_type type, float c, const uint16
 
     /* 1. Exact products, and the largest exponent. */
     int64_t products[TENSOR_CORE_WIDEST];
-    int exponents[TENSOR_CORE_WIDEST], largest = -126;
+    int exponents[TENSOR_CORE_WIDEST], largest = core->lowest;
     for (int k = 0; k < count; k++) {
         number x = unpack(a[k], fraction, wide, normal_subnormal), y = unpack(b[k], fraction, wide, normal_subnormal);
         products[k] = x.significand * y.significand;

@@ -41,7 +41,7 @@ typedef struct worked {
     struct {
         int at; /* index of a product; all others are 0 */
         double a, b;
-    } products[6]; /* ends with a = 0 and b = 0 */
+    } products[9]; /* ends with a = 0 and b = 0 */
     float expected;
 } worked;
 
@@ -56,15 +56,32 @@ static const worked table[] = {
     {"A100: one", ONEP_F16, &tensor_core_ampere, 0, {{0, 1, 1}, {1, -1, 1}, {2, 0x1p-12, 0x1p-12}}, 0x1p-24f},
     {"A100: no second one", ONEP_F16, &tensor_core_ampere, 0, {{0, 1, 1}, {1, -1, 1}, {2, 0x1p-12, 0x1p-13}}, 0},
     /* 1.5 * 1.5 = 2.25 has the exponent 0 + 0, so 2^-25 is kept. */
-    {"exponents add", ONEP_F16, &tensor_core_hopper, 0, {{0, 1.5, 1.5}, {1, -1.5, 1.5}, {2, 0x1p-12, 0x1p-13}}, 0x1p-25f},
-    {"a term is cut, not rounded", ONEP_F16, &tensor_core_hopper, 0,
-     {{0, 1, 1}, {1, -1, 1}, {2, 0x1.8p-12, 0x1p-13}}, 0x1p-25f},
+    {"exponents add",
+     ONEP_F16,
+     &tensor_core_hopper,
+     0,
+     {{0, 1.5, 1.5}, {1, -1.5, 1.5}, {2, 0x1p-12, 0x1p-13}},
+     0x1p-25f},
+    {"a term is cut, not rounded",
+     ONEP_F16,
+     &tensor_core_hopper,
+     0,
+     {{0, 1, 1}, {1, -1, 1}, {2, 0x1.8p-12, 0x1p-13}},
+     0x1p-25f},
     {"toward zero", ONEP_F16, &tensor_core_hopper, 0, {{0, 1, 1}, {1, -1, 1}, {2, -0x1.8p-12, 0x1p-13}}, -0x1p-25f},
     /* Each of the three is lost, though their sum is not small enough to be. */
-    {"terms are cut one by one", ONEP_F16, &tensor_core_hopper, 0,
-     {{0, 1, 1}, {1, -1, 1}, {2, 0x1p-13, 0x1p-13}, {3, 0x1p-13, 0x1p-13}, {4, 0x1p-13, 0x1p-13}}, 0},
-    {"c takes part in the alignment", ONEP_F16, &tensor_core_hopper, 0x1p10f,
-     {{0, -0x1p5, 0x1p5}, {1, 0x1p-8, 0x1p-8}}, 0},
+    {"terms are cut one by one",
+     ONEP_F16,
+     &tensor_core_hopper,
+     0,
+     {{0, 1, 1}, {1, -1, 1}, {2, 0x1p-13, 0x1p-13}, {3, 0x1p-13, 0x1p-13}, {4, 0x1p-13, 0x1p-13}},
+     0},
+    {"c takes part in the alignment",
+     ONEP_F16,
+     &tensor_core_hopper,
+     0x1p10f,
+     {{0, -0x1p5, 0x1p5}, {1, 0x1p-8, 0x1p-8}},
+     0},
     {"c sets the unit", ONEP_F16, &tensor_core_hopper, 0x1p10f, {{0, -0x1p5, 0x1p5}, {1, 0x1p-7, 0x1p-8}}, 0x1p-15f},
     {"c is cut as well", ONEP_F16, &tensor_core_hopper, -0x1.8p-25f, {{0, 1, 1}, {1, -1, 1}}, -0x1p-25f},
     {"c alone", ONEP_F16, &tensor_core_hopper, 0x1.fffffep-120f, {{0, 0, 0}}, 0x1.fffffep-120f},
@@ -72,17 +89,30 @@ static const worked table[] = {
     {"the sum is cut", ONEP_F16, &tensor_core_hopper, 1, {{0, 0x1.8p-12, 0x1p-12}}, 1},
     {"toward zero, too", ONEP_F16, &tensor_core_hopper, -1, {{0, -0x1.8p-12, 0x1p-12}}, -1},
     {"and to a number under it", ONEP_F16, &tensor_core_hopper, 1, {{0, -0x1p-12, 0x1p-13}}, 0x1.fffffep-1f},
-    {"16 products are one step", ONEP_F16, &tensor_core_hopper, 0,
-     {{0, 1, 1}, {1, 0x1p-12, 0x1p-13}, {15, -1, 1}}, 0x1p-25f},
-    {"the 17th is in the next one", ONEP_F16, &tensor_core_hopper, 0,
-     {{0, 1, 1}, {1, 0x1p-12, 0x1p-13}, {16, -1, 1}}, 0},
+    {"16 products are one step",
+     ONEP_F16,
+     &tensor_core_hopper,
+     0,
+     {{0, 1, 1}, {1, 0x1p-12, 0x1p-13}, {15, -1, 1}},
+     0x1p-25f},
+    {"the 17th is in the next one",
+     ONEP_F16,
+     &tensor_core_hopper,
+     0,
+     {{0, 1, 1}, {1, 0x1p-12, 0x1p-13}, {16, -1, 1}},
+     0},
     {"A100: 8 are", ONEP_F16, &tensor_core_ampere, 0, {{0, 1, 1}, {1, 0x1p-12, 0x1p-12}, {7, -1, 1}}, 0x1p-24f},
     {"A100: 9 are not", ONEP_F16, &tensor_core_ampere, 0, {{0, 1, 1}, {1, 0x1p-12, 0x1p-12}, {8, -1, 1}}, 0},
     /* 2^-24 2^15: the exponent is -14 + 15, so the unit is 2^-24; the exponent of 2^-9 would have kept 2^-25. */
     {"a subnormal operand", ONEP_F16, &tensor_core_hopper, 0, {{0, 0x1p-24, 0x1p15}, {1, 0x1p-12, 0x1p-13}}, 0x1p-9f},
     /* A zero times 2^15 has no exponent: 2^-48 is kept. */
     {"a zero product", ONEP_F16, &tensor_core_hopper, 0, {{0, 0, 0x1p15}, {1, 0x1p-24, 0x1p-24}}, 0x1p-48f},
-    {"the farthest apart", ONEP_F16, &tensor_core_hopper, 0, {{0, 65504, 65504}, {1, 0x1p-24, 0x1p-24}}, 0x1.ff8008p31f},
+    {"the farthest apart",
+     ONEP_F16,
+     &tensor_core_hopper,
+     0,
+     {{0, 65504, 65504}, {1, 0x1p-24, 0x1p-24}},
+     0x1.ff8008p31f},
     {"largest fp16 sum", ONEP_F16, &tensor_core_hopper, 0x1.fffffep127f, {{0, 65504, 65504}}, 0x1.fffffep127f},
     {"overflow", ONEP_BF16, &tensor_core_hopper, 0, {{0, 0x1p64, 0x1p63}, {1, 0x1p64, 0x1p63}}, INFINITY},
     {"overflow of one product", ONEP_BF16, &tensor_core_hopper, 0, {{0, -0x1p64, 0x1p64}}, -INFINITY},
@@ -90,9 +120,33 @@ static const worked table[] = {
     {"cut at the largest", ONEP_BF16, &tensor_core_hopper, 0x1.fffffep127f, {{0, 0x1p60, 0x1.8p43}}, 0x1.fffffep127f},
     {"a subnormal result", ONEP_BF16, &tensor_core_hopper, 0, {{0, 0x1p-75, 0x1.8p-74}}, 0x1p-149f},
     {"two make one", ONEP_BF16, &tensor_core_hopper, 0, {{0, 0x1p-75, 0x1p-75}, {1, 0x1p-75, 0x1p-75}}, 0x1p-149f},
-    /* No exponent is under -126, so the unit is 2^-151 at least, and each of these is lost. */
-    {"under the smallest unit", ONEP_BF16, &tensor_core_hopper, 0,
-     {{0, 0x1p-76, 0x1p-76}, {1, 0x1p-76, 0x1p-76}, {2, 0x1p-76, 0x1p-76}, {3, 0x1p-76, 0x1p-76}}, 0},
+    /* E is -133, not -152, and not -126: 2^-152 is a multiple of 2^-158. */
+    {"small products are kept",
+     ONEP_BF16,
+     &tensor_core_hopper,
+     0,
+     {{0, 0x1p-76, 0x1p-76},
+      {1, 0x1p-76, 0x1p-76},
+      {2, 0x1p-76, 0x1p-76},
+      {3, 0x1p-76, 0x1p-76},
+      {4, 0x1p-76, 0x1p-76},
+      {5, 0x1p-76, 0x1p-76},
+      {6, 0x1p-76, 0x1p-76},
+      {7, 0x1p-76, 0x1p-76}},
+     0x1p-149f},
+    {"unless c is there",
+     ONEP_BF16,
+     &tensor_core_hopper,
+     0x1p-126f,
+     {{0, 0x1p-76, 0x1p-76},
+      {1, 0x1p-76, 0x1p-76},
+      {2, 0x1p-76, 0x1p-76},
+      {3, 0x1p-76, 0x1p-76},
+      {4, 0x1p-76, 0x1p-76},
+      {5, 0x1p-76, 0x1p-76},
+      {6, 0x1p-76, 0x1p-76},
+      {7, 0x1p-76, 0x1p-76}},
+     0x1p-126f},
     {"infinity", ONEP_F16, &tensor_core_hopper, 3, {{0, INFINITY, -2}, {1, 1, 1}}, -INFINITY},
     {"infinite c", ONEP_F16, &tensor_core_hopper, INFINITY, {{0, 2, -2}}, INFINITY},
     {"inf - inf", ONEP_F16, &tensor_core_hopper, INFINITY, {{0, INFINITY, -2}}, NAN},
@@ -107,7 +161,7 @@ static const worked table[] = {
 static float run_worked(const worked *w, const tensor_core *core)
 {
     uint16_t a[LONGEST] = {0}, b[LONGEST] = {0};
-    for (int i = 0; i < 6; i++) {
+    for (int i = 0; i < 9; i++) {
         if (w->products[i].a == 0 && w->products[i].b == 0)
             break;
         a[w->products[i].at] = pack(w->type, w->products[i].a);
@@ -177,11 +231,12 @@ static int exponent_of(double x, int lowest)
 
 /* The rule of tensor_core.h again, in double, for finite inputs: a product of halves is exact there, and so is a sum of
  * 17 terms that are multiples of 2^unit below 2^(unit+29). */
-static float in_double(const tensor_core *core, onep_type type, float c, const uint16_t *a, const uint16_t *b, int count)
+static float in_double(const tensor_core *core, onep_type type, float c, const uint16_t *a, const uint16_t *b,
+                       int count)
 {
     int lowest = type == ONEP_F16 ? -14 : -126;
     for (int k = 0; k < count; k += core->width) {
-        int largest = exponent_of((double)c, -126);
+        int largest = c == 0 ? core->lowest : exponent_of((double)c, -126);
         for (int i = k; i < k + core->width; i++) {
             double x = (double)widen(type, a[i]), y = (double)widen(type, b[i]);
             int exponent = exponent_of(x, lowest) + exponent_of(y, lowest);
@@ -200,7 +255,8 @@ static float in_double(const tensor_core *core, onep_type type, float c, const u
 }
 
 /* How far the sum may be from the exact one: a step loses less than 2^E 2^-(23+extra) a product (or c instead of the
- * largest one), and 2^-23 of the sum. 2^E is no more than the sum of magnitudes, subnormal operands counted as 2^-14. */
+ * largest one), and 2^-23 of the sum. 2^E is no more than the sum of magnitudes, subnormal operands counted as 2^-14.
+ */
 static double step_bound(const tensor_core *core, onep_type type, float c, const uint16_t *a, const uint16_t *b)
 {
     double size = fabs((double)c), floor_of_type = type == ONEP_F16 ? 0x1p-14 : 0x1p-126;
@@ -211,10 +267,11 @@ static double step_bound(const tensor_core *core, onep_type type, float c, const
     }
     double steps = LONGEST / core->width;
     return 0x1p-23 * (core->width * ldexp(1, -core->extra_bits) + 1) * (steps * size * (1 + 0x1p-16)) +
-           steps * (core->width + 1) * 0x1p-149; /* no unit is under 2^-151, and no last place under 2^-149 */
+           steps * (core->width + 1) * 0x1p-149; /* where E is `lowest`, or the sum is subnormal */
 }
 
-static const tensor_core variants[] = {{.width = 16, .extra_bits = 2}, {.width = 8, .extra_bits = 1}};
+static const tensor_core variants[] = {{.width = 16, .extra_bits = 2, .lowest = -133},
+                                       {.width = 8, .extra_bits = 1, .lowest = -132}};
 
 static void test_random_inputs(void)
 {
@@ -284,18 +341,18 @@ static void test_slips(void)
         tensor_core core;
         int by_random; /* random inputs must show it, not only those by hand */
     } wrong[] = {
-        {"3 extra bits", {16, 3, TENSOR_CORE_TRUE}, 1},
-        {"1 extra bit", {16, 1, TENSOR_CORE_TRUE}, 1},
-        {"no extra bits", {16, 0, TENSOR_CORE_TRUE}, 1},
-        {"8 wide", {8, 2, TENSOR_CORE_TRUE}, 1},
-        {"4 wide", {4, 2, TENSOR_CORE_TRUE}, 1},
-        {"32 wide", {32, 2, TENSOR_CORE_TRUE}, 1},
-        {"rounded terms", {16, 2, TENSOR_CORE_ROUNDED_TERMS}, 1},
-        {"terms cut toward minus infinity", {16, 2, TENSOR_CORE_FLOORED_TERMS}, 1},
-        {"rounded sum", {16, 2, TENSOR_CORE_ROUNDED_SUM}, 1},
-        {"exponent of the product", {16, 2, TENSOR_CORE_NORMAL_PRODUCT}, 1},
-        {"exponent of a subnormal operand", {16, 2, TENSOR_CORE_NORMAL_SUBNORMAL}, 0},
-        {"c added apart", {16, 2, TENSOR_CORE_C_APART}, 1},
+        {"3 extra bits", {16, 3, -133, TENSOR_CORE_TRUE}, 1},
+        {"1 extra bit", {16, 1, -133, TENSOR_CORE_TRUE}, 1},
+        {"no extra bits", {16, 0, -133, TENSOR_CORE_TRUE}, 1},
+        {"8 wide", {8, 2, -133, TENSOR_CORE_TRUE}, 1},
+        {"4 wide", {4, 2, -133, TENSOR_CORE_TRUE}, 1},
+        {"32 wide", {32, 2, -133, TENSOR_CORE_TRUE}, 1},
+        {"rounded terms", {16, 2, -133, TENSOR_CORE_ROUNDED_TERMS}, 1},
+        {"terms cut toward minus infinity", {16, 2, -133, TENSOR_CORE_FLOORED_TERMS}, 1},
+        {"rounded sum", {16, 2, -133, TENSOR_CORE_ROUNDED_SUM}, 1},
+        {"exponent of the product", {16, 2, -133, TENSOR_CORE_NORMAL_PRODUCT}, 1},
+        {"exponent of a subnormal operand", {16, 2, -133, TENSOR_CORE_NORMAL_SUBNORMAL}, 0},
+        {"c added apart", {16, 2, -133, TENSOR_CORE_C_APART}, 1},
     };
     enum { RUNS = 2000 };
     for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
