@@ -13,8 +13,8 @@
  *             SPLIT_APART: corrections have an accumulator of their own, which runs through the whole depth.
  *   promotion every `promote` of the depth main += accumulator, in fp32 to nearest, and the accumulator starts from 0
  *             again; if chunk_scaled, main = fma(accumulator, 2^-t of the chunk, main).
- *   end       y = main 2^-(s+t), with fma(corrections, 1/L, main) for main if they are apart. It takes two
- * multiplications, because s+t can be from -226 to 326; y is rounded once, also if it is subnormal.
+ *   end       y = main 2^-(s+t), with fma(corrections, 1/L, main) for main if they are apart. That takes two factors,
+ *             because s+t can be from -226 to 326; y is rounded once, also if it is subnormal.
  *
  * The tensor core adds as tensor_core.h says. docs/numerics.md derives how far y may be from the exact sum.
  */

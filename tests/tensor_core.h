@@ -1,6 +1,5 @@
 /*
- * What a tensor core computes, bit for bit, for fp16 or bf16 operands and an fp32 accumulator: d = c + sum of a[k]
- * b[k].
+ * What a tensor core computes, bit for bit, for fp16 or bf16 operands and an fp32 accumulator c: c + sum of a[k] b[k].
  *
  * The products are taken `width` at a time, in order. One step adds `width` exact products and c:
  *

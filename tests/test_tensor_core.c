@@ -306,6 +306,25 @@ static void test_random_inputs(void)
             }
 }
 
+/* Products of which nothing is kept, beside c: four fifths of the bound (two thirds on an A100) are reached. */
+static void test_worst(void)
+{
+    for (size_t v = 0; v < sizeof variants / sizeof variants[0]; v++) {
+        uint16_t a[LONGEST], b[LONGEST];
+        exact_sum sum = {{0}};
+        for (int k = 0; k < LONGEST; k++) {
+            a[k] = pack(ONEP_F16, 0x1.ffcp-13);
+            b[k] = pack(ONEP_F16, ldexp(1, -11 - variants[v].extra_bits));
+            exact_add(&sum, widen(ONEP_F16, a[k]), widen(ONEP_F16, b[k]));
+        }
+        test_context("products of which nothing is kept, %d wide", variants[v].width);
+        float got = tensor_core_dot(&variants[v], ONEP_F16, 1, a, b, LONGEST);
+        double error = exact_value(&sum), bound = step_bound(&variants[v], ONEP_F16, 1, a, b);
+        CHECK(got == 1, "got %a", (double)got);
+        CHECK(error > 0.6 * bound && error <= bound, "error %g, bound %g", error, bound);
+    }
+}
+
 /* Whole numbers whose sums stay under 2^24, and the same shifted: nothing is cut, the sum is exact. */
 static void test_exact_inputs(void)
 {
@@ -381,6 +400,7 @@ int main(void)
     test_begin("test_tensor_core");
     test_worked();
     test_random_inputs();
+    test_worst();
     test_exact_inputs();
     test_slips();
     return test_end();
