@@ -410,10 +410,8 @@ static void check_family(const split_scheme *scheme, family f, int64_t depth, er
         return;
     }
     CHECK(e.typical < plain.typical, "|e| / sum of |x| |w| is %g, that of a chain of fma %g", e.typical, plain.typical);
-    if (f == LOGNORMAL || depth < 4096) /* what is larger is a matter of a few elements there */
-        return;
-    CHECK(e.elementwise < plain.elementwise, "E is %g, that of a chain of fma %g", e.elementwise, plain.elementwise);
-    CHECK(e.frobenius < plain.frobenius, "error %g, that of a chain of fma %g", e.frobenius, plain.frobenius);
+    if (f != LOGNORMAL && depth >= 4096) /* elsewhere the norm is a matter of a few elements */
+        CHECK(e.frobenius < plain.frobenius, "error %g, that of a chain of fma %g", e.frobenius, plain.frobenius);
 }
 
 static void test_families(void)
