@@ -82,8 +82,14 @@ endif()
 # sm_80 for Ampere and Ada, sm_90 for Hopper, PTX for what comes after. No fast-math: NaN, infinities and subnormals are
 # part of the definition. No contraction either way is asked for: the kernels say themselves where they fuse.
 set(onepass_nvcc_flags -O3 -std=c++14 -lineinfo -Xfatbin=-compress-all
-    -I${PROJECT_SOURCE_DIR}/src/cuda -I${PROJECT_SOURCE_DIR}/src/core
+    -I${PROJECT_SOURCE_DIR}/src/cuda -I${PROJECT_SOURCE_DIR}/src/core)
+set(onepass_targets
     -gencode=arch=compute_80,code=sm_80 -gencode=arch=compute_90,code=sm_90 -gencode=arch=compute_80,code=compute_80)
+# Files named *_sm90a.cu use instructions that Hopper alone has: no other device is given them (src/cuda/device.c loads
+# on without), and CUDA before 12.0 does not know them.
+if(onepass_cuda_release VERSION_LESS 12.0)
+    list(FILTER onepass_cu EXCLUDE REGEX "_sm90a\\.cu$")
+endif()
 
 set(onepass_cuda_dir ${PROJECT_BINARY_DIR}/cuda)
 set(onepass_fatbin_script ${PROJECT_SOURCE_DIR}/cmake/fatbin.cmake)
@@ -91,11 +97,17 @@ set(onepass_fatbins "")
 foreach(source ${onepass_cu})
     cmake_path(GET source STEM stem)
     set(fatbin ${onepass_cuda_dir}/${stem}.fatbin)
+    set(targets ${onepass_targets})
+    set(words "sm_80, sm_90 and PTX")
+    if(stem MATCHES "_sm90a$")
+        set(targets -gencode=arch=compute_90a,code=sm_90a)
+        set(words "sm_90a")
+    endif()
     add_custom_command(OUTPUT ${fatbin} ${fatbin}.kernels
-        COMMAND ${CMAKE_COMMAND} -DSTEP=compile "-DNVCC=${onepass_nvcc}" "-DFLAGS=${onepass_nvcc_flags}"
+        COMMAND ${CMAKE_COMMAND} -DSTEP=compile "-DNVCC=${onepass_nvcc}" "-DFLAGS=${onepass_nvcc_flags};${targets}"
                 -DSOURCE=${source} -DOUTPUT=${fatbin} -P ${onepass_fatbin_script}
         DEPENDS ${source} ${onepass_fatbin_script} DEPFILE ${fatbin}.d
-        COMMENT "Compiling src/cuda/${stem}.cu for sm_80, sm_90 and PTX" VERBATIM)
+        COMMENT "Compiling src/cuda/${stem}.cu for ${words}" VERBATIM)
     list(APPEND onepass_fatbins ${fatbin})
 endforeach()
 

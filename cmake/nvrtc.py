@@ -99,7 +99,7 @@ def compile_fatbin(wanted):
     ptx, images = {}, []
     with tempfile.TemporaryDirectory() as directory:
         for code in wanted.gencode:
-            match = re.match(r"arch=compute_(\d+),code=(sm|compute)_(\d+)$", code)
+            match = re.match(r"arch=compute_(\d+a?),code=(sm|compute)_(\d+a?)$", code)
             if not match:
                 sys.exit("nvrtc.py: -gencode=%s is not understood" % code)
             virtual, kind, real = match.groups()

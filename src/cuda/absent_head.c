@@ -28,9 +28,8 @@ size_t onep_head_backward_cuda_workspace(onep_cuda *cuda, const onep_head_backwa
     return 0;
 }
 
-size_t onep_linear_cuda_workspace(onep_cuda *cuda, int64_t rows, int64_t depth, int64_t columns, onep_type input,
-                                  onep_type weight, onep_product_math math)
+size_t onep_linear_cuda_workspace(onep_cuda *cuda, const onep_linear_problem *problem, onep_product_math math)
 {
-    (void)cuda, (void)rows, (void)depth, (void)columns, (void)input, (void)weight, (void)math;
+    (void)cuda, (void)problem, (void)math;
     return 0;
 }

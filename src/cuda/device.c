@@ -87,6 +87,15 @@ int onep_cuda_describe(int32_t device, onep_cuda_info *info)
 
 /* ---- loading ----------------------------------------------------------------------------------------------------- */
 
+/* True of an image for one generation of devices: its kernels' names say which. */
+static int image_is_special(int image)
+{
+    for (int i = 0; i < onep_fatbin_kernel_count; i++)
+        if (onep_fatbin_kernels[i].image == image)
+            return strstr(onep_fatbin_kernels[i].name, "_sm90") != NULL;
+    return 0;
+}
+
 /* Loads every image and looks every kernel up, in the context that is current. */
 static int load_images(const onep_driver *driver, loaded *into)
 {
@@ -94,6 +103,10 @@ static int load_images(const onep_driver *driver, loaded *into)
     for (int image = 0; image < onep_fatbin_image_count && error == 0; image++) {
         onep_cu_module *module;
         error = driver->cuModuleLoadData(&module, onep_fatbin_images[image]);
+        if (error == ONEP_CU_NO_BINARY && image_is_special(image)) {
+            error = 0; /* its functions stay NULL */
+            continue;
+        }
         for (int i = 0; i < onep_fatbin_kernel_count && error == 0; i++)
             if (onep_fatbin_kernels[i].image == image)
                 error = driver->cuModuleGetFunction(&into->functions[i], module, onep_fatbin_kernels[i].name);
@@ -320,19 +333,33 @@ static int compare_names(const void *name, const void *kernel)
     return strcmp(name, ((const onep_fatbin_kernel *)kernel)->name);
 }
 
-static onepass_status launch(const onep_cuda *cuda, const char *operator_name, const char *kernel, int early,
-                             const onep_cu_launch *shape, const void *args, size_t args_size)
+static onep_cu_function *function_of(const onep_cuda *cuda, const char *kernel)
 {
     const onep_fatbin_kernel *found = bsearch(kernel, onep_fatbin_kernels, (size_t)onep_fatbin_kernel_count,
                                               sizeof onep_fatbin_kernels[0], compare_names);
-    if (!found)
-        return onep_fail(ONEPASS_DEVICE_ERROR, "%s: kernel %s is not in this library", operator_name, kernel);
-    onep_cu_function *function = cuda->kernels->functions[found - onep_fatbin_kernels];
+    return found ? cuda->kernels->functions[found - onep_fatbin_kernels] : NULL;
+}
+
+int onep_cuda_has_kernel(const onep_cuda *cuda, const char *kernel)
+{
+    return function_of(cuda, kernel) != NULL;
+}
+
+static onepass_status launch(const onep_cuda *cuda, const char *operator_name, const char *kernel,
+                             const onep_cu_launch *shape, const void *args, size_t args_size)
+{
+    enum { SHARED_BY_DEFAULT = 48 * 1024 };
+    onep_cu_function *function = function_of(cuda, kernel);
+    if (!function)
+        return onep_fail(ONEPASS_DEVICE_ERROR, "%s: kernel %s is not in this library, or not for this device",
+                         operator_name, kernel);
     void *extra[] = {ONEP_CU_ARGUMENTS, (void *)(uintptr_t)args, ONEP_CU_ARGUMENTS_SIZE, &args_size,
                      ONEP_CU_ARGUMENTS_END};
     int pushed;
     int error = enter(cuda, &pushed);
-    if (error == 0 && early)
+    if (error == 0 && shape->shared_bytes > SHARED_BY_DEFAULT)
+        error = cuda->driver->cuFuncSetAttribute(function, ONEP_CU_MAX_SHARED, (int)shape->shared_bytes);
+    if (error == 0 && shape->attribute_count > 0)
         error = cuda->driver->cuLaunchKernelEx(shape, function, NULL, extra);
     else if (error == 0)
         error = cuda->driver->cuLaunchKernel(function, shape->grid_x, 1, 1, shape->block_x, 1, 1, shape->shared_bytes,
@@ -345,7 +372,7 @@ onepass_status onep_cuda_launch(const onep_cuda *cuda, const char *operator_name
                                 unsigned block, unsigned shared_bytes, const void *args, size_t args_size)
 {
     onep_cu_launch shape = {grid, 1, 1, block, 1, 1, shared_bytes, cuda->stream, NULL, 0};
-    return launch(cuda, operator_name, kernel, 0, &shape, args, args_size);
+    return launch(cuda, operator_name, kernel, &shape, args, args_size);
 }
 
 /*
@@ -362,9 +389,45 @@ onepass_status onep_cuda_launch_early(const onep_cuda *cuda, const char *operato
                                       size_t args_size)
 {
     onep_cu_attribute early = {.id = ONEP_CU_PROGRAMMATIC, .value.allowed = 1};
-    onep_cu_launch shape = {grid, 1, 1, block, 1, 1, shared_bytes, cuda->stream, &early, 1};
-    return launch(cuda, operator_name, kernel, can_launch_early(cuda), &shape, args, args_size);
+    onep_cu_launch shape = {grid, 1, 1, block, 1, 1, shared_bytes, cuda->stream, &early,
+                            can_launch_early(cuda) ? 1 : 0};
+    return launch(cuda, operator_name, kernel, &shape, args, args_size);
 }
+
+/* ---- clusters and the copy engine -------------------------------------------------------------------------------- */
+
+int onep_cuda_has_copy_engine(const onep_cuda *cuda)
+{
+    return cuda->capability / 10 == 9 && cuda->driver->cuLaunchKernelEx && cuda->driver->cuTensorMapEncodeTiled;
+}
+
+onepass_status onep_cuda_launch_cluster(const onep_cuda *cuda, const char *operator_name, const char *kernel,
+                                        unsigned grid, unsigned block, unsigned cluster, unsigned shared_bytes,
+                                        const void *args, size_t args_size)
+{
+    onep_cu_attribute attributes[] = {{.id = ONEP_CU_CLUSTER, .value.blocks = {cluster, 1, 1}},
+                                      {.id = ONEP_CU_PROGRAMMATIC, .value.allowed = 1}};
+    onep_cu_launch shape = {grid,         1,          1, block, 1, 1, shared_bytes,
+                            cuda->stream, attributes, can_launch_early(cuda) ? 2 : 1};
+    return launch(cuda, operator_name, kernel, &shape, args, args_size);
+}
+
+onepass_status onep_cuda_describe_matrix(const onep_cuda *cuda, const char *operator_name, void *map,
+                                         const void *address, int element_size, int64_t rows, int64_t columns,
+                                         int64_t stride, int box_rows)
+{
+    /* the driver's numbers: fp16, fp32; no interleaving; 16-byte pieces exchanged within 128; 128-byte promotion in the
+     * second-level cache (others made no difference); zeros outside */
+    enum { FP16 = 6, FP32 = 7, PLAIN = 0, EXCHANGED_128 = 3, PROMOTED_128 = 2, ZEROS = 0, PIECE = 128 };
+    uint64_t extents[] = {(uint64_t)columns, (uint64_t)rows}, strides[] = {(uint64_t)stride};
+    uint32_t box[] = {(uint32_t)(PIECE / element_size), (uint32_t)box_rows}, steps[] = {1, 1};
+    int error = cuda->driver->cuTensorMapEncodeTiled(map, element_size == 2 ? FP16 : FP32, 2,
+                                                     (void *)(uintptr_t)address, extents, strides, box, steps, PLAIN,
+                                                     EXCHANGED_128, PROMOTED_128, ZEROS);
+    return error == 0 ? ONEPASS_OK : failed(ONEPASS_DEVICE_ERROR, operator_name, "cuTensorMapEncodeTiled", error);
+}
+
+/* ---- what else a call needs -------------------------------------------------------------------------------------- */
 
 onepass_status onep_cuda_enter(const onep_cuda *cuda, const char *operator_name, int *mode)
 {

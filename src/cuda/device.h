@@ -36,6 +36,25 @@ onepass_status onep_cuda_launch_early(const onep_cuda *cuda, const char *operato
                                       unsigned grid, unsigned block, unsigned shared_bytes, const void *args,
                                       size_t args_size);
 
+/* The same, with clusters of so many blocks; shared memory may be all that a multiprocessor has. */
+onepass_status onep_cuda_launch_cluster(const onep_cuda *cuda, const char *operator_name, const char *kernel,
+                                        unsigned grid, unsigned block, unsigned cluster, unsigned shared_bytes,
+                                        const void *args, size_t args_size);
+
+/* True if the library has this kernel and the device can run it: some are for one generation of devices alone. */
+int onep_cuda_has_kernel(const onep_cuda *cuda, const char *kernel);
+
+/* True if device and driver can launch clusters and describe matrices to the copy engine. */
+int onep_cuda_has_copy_engine(const onep_cuda *cuda);
+
+/*
+ * A matrix of `rows` rows of `columns` elements of 2 (fp16) or 4 bytes (fp32), `stride` bytes apart, for copies of
+ * boxes of 128 bytes by `box_rows` rows; `map` has 128 bytes, aligned to 64. Address and stride: multiples of 16.
+ */
+onepass_status onep_cuda_describe_matrix(const onep_cuda *cuda, const char *operator_name, void *map,
+                                         const void *address, int element_size, int64_t rows, int64_t columns,
+                                         int64_t stride, int box_rows);
+
 /*
  * Makes the device's context current for a library that launches kernels of its own, and undoes it. What that library
  * may have to load or to allocate in between does not end a capture.

@@ -35,6 +35,8 @@ static int find_all(void *library)
 #undef FUNCTION
     void *optional = dlsym(library, "cuLaunchKernelEx");
     memcpy(&driver.cuLaunchKernelEx, &optional, sizeof optional);
+    optional = dlsym(library, "cuTensorMapEncodeTiled");
+    memcpy(&driver.cuTensorMapEncodeTiled, &optional, sizeof optional);
     return 1;
 }
 

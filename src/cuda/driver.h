@@ -22,12 +22,15 @@ typedef uint64_t onep_cu_address; /* in the device's memory */
 enum {
     ONEP_CU_OUT_OF_MEMORY = 2,
     ONEP_CU_NO_DEVICE = 100,
+    ONEP_CU_NO_BINARY = 209, /* an image has nothing for the device */
 
     ONEP_CU_CLOCK_RATE = 13, /* attributes of a device; kHz */
     ONEP_CU_MULTIPROCESSORS = 16,
     ONEP_CU_L2_BYTES = 38,
     ONEP_CU_MAJOR = 75,
     ONEP_CU_MINOR = 76,
+
+    ONEP_CU_MAX_SHARED = 8, /* attributes of a function: bytes of shared memory a launch may ask for */
 
     ONEP_CU_MEMORY_TYPE = 2, /* attributes of an address */
     ONEP_CU_IS_MANAGED = 8,
@@ -38,7 +41,8 @@ enum {
     ONEP_CU_NON_BLOCKING = 1,   /* of a stream: not ordered with the legacy stream */
     ONEP_CU_CAPTURE_GLOBAL = 0, /* of a capture: a call that is unsafe in one is an error, in any thread */
     ONEP_CU_CAPTURE_RELAXED = 2,
-    ONEP_CU_PROGRAMMATIC = 6, /* of a launch: it may begin before the one in front of it has ended */
+    ONEP_CU_CLUSTER = 4,      /* of a launch: blocks that run together, */
+    ONEP_CU_PROGRAMMATIC = 6, /* and that it may begin before the one in front of it has ended */
     ONEP_CU_CAPTURING = 1,    /* what cuStreamIsCapturing says of a stream in the middle of a capture */
 };
 
@@ -71,6 +75,7 @@ enum {
     FUNCTION(cuModuleLoadData, "cuModuleLoadData", (onep_cu_module * *module, const void *image))                      \
     FUNCTION(cuModuleGetFunction, "cuModuleGetFunction",                                                               \
              (onep_cu_function * *function, onep_cu_module * module, const char *name))                                \
+    FUNCTION(cuFuncSetAttribute, "cuFuncSetAttribute", (onep_cu_function * function, int attribute, int value))        \
     FUNCTION(cuLaunchKernel, "cuLaunchKernel",                                                                         \
              (onep_cu_function * function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,        \
               unsigned block_y, unsigned block_z, unsigned shared_bytes, onep_cu_stream *stream, void **parameters,    \
@@ -111,6 +116,7 @@ typedef struct onep_cu_attribute {
     char padding[4];
     union {
         int allowed;
+        unsigned blocks[3];
         char bytes[64];
     } value;
 } onep_cu_attribute;
@@ -132,8 +138,12 @@ typedef struct onep_driver {
 #undef FUNCTION
     int (*cuLaunchKernelEx)(const onep_cu_launch *launch, onep_cu_function *function, void **parameters,
                             void **extra); /* NULL if the driver has none */
-    int version;                           /* 13000 for CUDA 13.0 */
-    int devices;                           /* how many the driver shows, at least 1 */
+    /* A matrix for the copy engine: in drivers since CUDA 12.0, NULL if this one has none. */
+    int (*cuTensorMapEncodeTiled)(void *map, int type, uint32_t rank, void *address, const uint64_t *extents,
+                                  const uint64_t *strides, const uint32_t *box, const uint32_t *steps, int interleave,
+                                  int swizzle, int promotion, int fill);
+    int version; /* 13000 for CUDA 13.0 */
+    int devices; /* how many the driver shows, at least 1 */
 } onep_driver;
 
 /* The driver, loaded and initialised at the first call; NULL if it cannot be used: onep_driver_missing says why. */

@@ -26,6 +26,12 @@ ONEP_HEAD_STATS(any64, loose_columns<double>, 2)
     {                                                                                                                  \
         head_grad_columns<loose_grads<R>>(a);                                                                          \
     }
+/* Where the product makes statistics itself, it is one of fp32. */
+extern "C" __global__ void __launch_bounds__(ONEP_HEAD_STATS_THREADS)
+    onep_head_merge_any32(const onep_head_stats_args a)
+{
+    head_merge<float>(a);
+}
 ONEP_HEAD_ANY(any32, float)
 ONEP_HEAD_ANY(any64, double)
 

@@ -133,6 +133,7 @@ typedef struct forward {
     onep_type computed;
     onep_operand y;
     cut cut;
+    int made; /* the product makes the statistics of every cut itself */
     void *slope, *offset, *partial, *product;
     size_t product_bytes;
 } forward;
@@ -161,10 +162,6 @@ static size_t place_forward(onep_cuda *cuda, const onep_head_problem *p, onep_pr
     size_t size = size_of(f->computed);
     f->slope = take(&r, (size_t)p->columns * size);
     f->offset = take(&r, (size_t)p->columns * size);
-    f->cut = cut_of(p->rows.count, p->columns);
-    f->partial = NULL;
-    if (p->statistics == ONEPASS_BATCH_STATISTICS && f->cut.splits > 1)
-        f->partial = take(&r, (size_t)(f->cut.splits * p->columns) * 2 * sizeof(double));
     if (p->product.data)
         f->y = p->product;
     else if (p->output.type == f->computed && p->output.col_stride == (int64_t)size)
@@ -172,6 +169,17 @@ static size_t place_forward(onep_cuda *cuda, const onep_head_problem *p, onep_pr
     else
         f->y = take_matrix(&r, p->rows.count, p->columns, f->computed);
     onep_product product = forward_product(p, &f->y, math);
+    int batch = p->statistics == ONEPASS_BATCH_STATISTICS;
+    int64_t made_rows = batch ? onep_product_statistics_rows(cuda, &product) : 0;
+    f->cut = cut_of(p->rows.count, p->columns);
+    f->made = made_rows > 0;
+    if (f->made) {
+        f->cut.split_rows = made_rows;
+        f->cut.splits = ceil_div(p->rows.count, made_rows);
+    }
+    f->partial = NULL;
+    if (batch && (f->made || f->cut.splits > 1))
+        f->partial = take(&r, (size_t)(f->cut.splits * p->columns) * 2 * sizeof(double));
     f->product_bytes = onep_product_workspace(cuda, &product);
     f->product = f->product_bytes ? take(&r, f->product_bytes) : NULL;
     return room_bytes(&r);
@@ -221,10 +229,13 @@ static onepass_status run_statistics(onep_cuda *cuda, const onep_head_problem *p
     }
     a.features.out[ONEP_HEAD_TO_RUNNING_MEAN] = a.features.in[ONEP_HEAD_MEAN];
     a.features.out[ONEP_HEAD_TO_RUNNING_VAR] = a.features.in[ONEP_HEAD_SPREAD];
-    int tickets = a.splits > 1 ? a.strips + 1 : 1;
+    int tickets = a.splits > 1 && !f->made ? a.strips + 1 : 1;
     onepass_status status = onep_cuda_tickets_of(cuda, "head", tickets, &a.tickets);
     if (status != ONEPASS_OK)
         return status;
+    if (f->made)
+        return onep_cuda_launch_early(cuda, "head", "onep_head_merge_any32", (unsigned)a.strips,
+                                      ONEP_HEAD_STATS_THREADS, 0, &a, sizeof a);
     int lanes = 16 / (int)size_of(f->y.type);
     int packed = f->y.type != ONEP_F64 && p->columns % lanes == 0 && is_packed(&a.y, lanes);
     snprintf(name, sizeof name, "onep_head_stats_%s", packed ? type_words[f->y.type] : any);
@@ -289,6 +300,7 @@ onepass_status onep_head_cuda_run(onep_cuda *cuda, const onep_head_problem *p, o
     forward f;
     place_forward(cuda, p, math, &f);
     onep_product product = forward_product(p, &f.y, math);
+    product.partial = f.made ? f.partial : NULL;
     onepass_status status = ONEPASS_OK;
     if (stages & ONEP_HEAD_PRODUCT)
         status = onep_product_run(cuda, &product, f.product);

@@ -12,7 +12,10 @@
 /* How the handle wants fp32 matrices multiplied. */
 static inline onep_product_math onep_math_of(const onepass_handle *handle)
 {
-    return handle->fp32_products == ONEPASS_FP32_TF32 ? ONEP_MATH_TF32 : ONEP_MATH_PLAIN;
+    static const onep_product_math math[] = {[ONEPASS_FP32_FULL] = ONEP_MATH_PLAIN,
+                                             [ONEPASS_FP32_TF32] = ONEP_MATH_TF32,
+                                             [ONEPASS_FP32_SPLIT] = ONEP_MATH_SPLIT};
+    return math[handle->fp32_products];
 }
 
 /* Parts of a call, as bits; tools time them one by one. */
@@ -31,15 +34,14 @@ size_t onep_head_cuda_workspace(onep_cuda *cuda, const onep_head_problem *proble
 onepass_status onep_head_cuda_run(onep_cuda *cuda, const onep_head_problem *problem, onep_product_math math,
                                   int stages);
 
-/* Of the problem only rows, depth, columns and the types of input and weight matter for the size. */
+/* Of the problem only rows, depth, columns, and types and strides of input and weight matter for the size. */
 size_t onep_head_backward_cuda_workspace(onep_cuda *cuda, const onep_head_backward_problem *problem,
                                          onep_product_math math);
 onepass_status onep_head_backward_cuda_run(onep_cuda *cuda, const onep_head_backward_problem *problem,
                                            onep_product_math math, int stages);
 
-/* One size for both directions. */
-size_t onep_linear_cuda_workspace(onep_cuda *cuda, int64_t rows, int64_t depth, int64_t columns, onep_type input,
-                                  onep_type weight, onep_product_math math);
+/* One size for both directions, by shape, types and strides of input and weight. */
+size_t onep_linear_cuda_workspace(onep_cuda *cuda, const onep_linear_problem *problem, onep_product_math math);
 onepass_status onep_linear_cuda_run(onep_cuda *cuda, const onep_linear_problem *problem, onep_product_math math);
 onepass_status onep_linear_backward_cuda_run(onep_cuda *cuda, const onep_linear_backward_problem *problem,
                                              onep_product_math math);

@@ -320,6 +320,26 @@ template <class SOURCE> __device__ __forceinline__ void head_stats(const onep_he
     count_batch(a.features, a.tickets, (unsigned)a.strips);
 }
 
+/* The parts that the product has made the statistics of itself; a block a strip. */
+template <class R> __device__ __forceinline__ void head_merge(const onep_head_stats_args &a)
+{
+    __shared__ double in[ONEP_HEAD_VALUES][ONEP_HEAD_STRIP], out[ONEP_HEAD_RESULTS][ONEP_HEAD_STRIP];
+    const long long begin = (long long)blockIdx.x * ONEP_HEAD_STRIP, j = begin + threadIdx.x;
+    const bool owner = threadIdx.x < ONEP_HEAD_STRIP && j < a.features.columns;
+    wait_for_previous();
+    let_next_begin();
+    load_features(a.features.in, begin, a.features.columns, in);
+    double mean = 0, m2 = 0;
+    if (owner)
+        merge_splits(a, j, mean, m2);
+    __syncthreads();
+    if (owner)
+        finish_feature<R>(a.features, j, mean, m2, in, out);
+    __syncthreads();
+    store_features(a.features.out, begin, a.features.columns, out);
+    count_batch(a.features, a.tickets, (unsigned)a.strips);
+}
+
 /* The running statistics instead of the batch's; a block a strip. */
 template <class R> __device__ __forceinline__ void head_prepare(const onep_head_stats_args &a)
 {

@@ -8,15 +8,18 @@ static onep_rows weight_rows(int64_t columns)
     return rows;
 }
 
-size_t onep_linear_cuda_workspace(onep_cuda *cuda, int64_t rows, int64_t depth, int64_t columns, onep_type input,
-                                  onep_type weight, onep_product_math math)
+size_t onep_linear_cuda_workspace(onep_cuda *cuda, const onep_linear_problem *p, onep_product_math math)
 {
+    int64_t rows = p->rows.count, depth = p->depth, columns = p->columns;
+    onep_type input = p->input.type, weight = p->weight.type;
+    onep_rows of_weight = weight_rows(columns);
     onep_product products[] = {
         /* the output has the type of the operands, or is wider */
-        {.m = rows, .n = columns, .k = depth, .b.type = weight, .c.type = weight},
-        {.m = rows, .n = columns, .k = depth, .b.type = weight, .c.type = ONEP_F32},
-        {.m = rows, .n = depth, .k = columns, .b.type = weight, .c.type = input, .b_swapped = 1},
-        {.m = columns, .n = depth, .k = rows, .b.type = input, .c.type = weight, .a_swapped = 1, .b_swapped = 1},
+        {.m = rows, .n = columns, .k = depth, .b = p->weight, .b_rows = of_weight, .c.type = weight},
+        {.m = rows, .n = columns, .k = depth, .b = p->weight, .b_rows = of_weight, .c.type = ONEP_F32},
+        {.m = rows, .n = depth, .k = columns, .b = p->weight, .b_rows = of_weight, .b_swapped = 1, .c.type = input},
+        {.m = columns, .n = depth, .k = rows, .b = p->input, .b_rows = p->rows, .b_swapped = 1, .c.type = weight,
+         .a_swapped = 1},
     };
     size_t most = 0;
     for (int i = 0; i < 4; i++) {

@@ -1,6 +1,7 @@
 /*
- * A product of two matrices on the device: by cuBLASLt where it is there and takes the operands, by the library's own
- * kernel (any strides, any types, slower) where not.
+ * A product of two matrices on the device: fp32 by the library's own kernels for tensor cores if that is wanted
+ * (split.h); the rest by cuBLASLt where it is there and takes the operands, and by the library's plain kernel (any
+ * strides, any types, slower) where not.
  */
 #ifndef ONEP_PRODUCT_H
 #define ONEP_PRODUCT_H
@@ -21,6 +22,13 @@ void onep_products_destroy(onep_products *products); /* NULL is allowed */
  */
 int onep_products_describe(char *text, size_t size);
 
+/* For tests of the kernels of split.h: how they are slowed down, held short of memory, chosen. Zeroed: as always. */
+typedef struct onep_split_trial {
+    int copy_delay, multiply_delay; /* nanoseconds, every chunk */
+    int units;                      /* of shared memory, 3 or more; 0: all there are */
+    int ampere;                     /* the kernel for devices without a copy engine */
+} onep_split_trial;
+
 /* c[m][n] = sum over k of a(m, k) b(n, k) + bias[n] */
 typedef struct onep_product {
     const char *operator_name;
@@ -30,13 +38,24 @@ typedef struct onep_product {
     int a_swapped, b_swapped; /* the operand is stored with k along its rows */
     onep_operand bias;        /* absent: 0 */
     onep_product_math math;
+    const struct onep_split_planes *b_planes; /* what split.h made of b before; or NULL. Then b is only looked at again
+                                                 for rows with an infinity */
+    double *partial; /* column statistics on the way, see onep_product_statistics_rows; NULL: not wanted */
+    onep_split_trial trial;
 } onep_product;
 
 /*
- * Bytes of workspace with which the product is fastest, at most ONEP_LT_MAX_WORKSPACE. Only m, n, k, the types of b and
- * c, what is swapped and the math are looked at: one answer for all strides and addresses.
+ * Bytes of workspace with which the product is fastest. Only m, n, k, the types of b and c, what is swapped, the math
+ * and, with ONEP_MATH_SPLIT, strides and alignment of b are looked at; address and strides of a and c are not.
  */
 size_t onep_product_workspace(onep_cuda *cuda, const onep_product *product);
+
+/*
+ * Rows of c of which the product can make column statistics while it has them in registers, 0 if it cannot: with
+ * `partial` it then writes mean and sum of squared deviations of every column over rows 0 to that, and so on:
+ * [ceil(m / rows)][n][2].
+ */
+int64_t onep_product_statistics_rows(onep_cuda *cuda, const onep_product *product);
 
 /* Puts it on the stream. The workspace is 256-byte aligned and has what onep_product_workspace says, or is NULL. */
 onepass_status onep_product_run(onep_cuda *cuda, const onep_product *product, void *workspace);

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "head_args.h"
+#include "split.h"
 #include "status.h"
 
 _Static_assert(sizeof(onep_product_args) <= 4096, "a kernel takes at most 4096 bytes of arguments");
@@ -116,7 +117,7 @@ static int lt_shape(const onep_product *p, onep_lt_shape *s)
     s->a_alignment = b.alignment;
     s->b_alignment = a.alignment;
     s->d_alignment = c.alignment;
-    s->math = (int)p->math;
+    s->math = p->math == ONEP_MATH_TF32 ? ONEP_MATH_TF32 : ONEP_MATH_PLAIN;
     return 1;
 }
 
@@ -139,7 +140,7 @@ static size_t lt_workspace(onep_cublaslt *lt, const onep_product *p)
     compact.a_transposed = !p->b_swapped;
     compact.b_transposed = p->a_swapped;
     compact.a_alignment = compact.b_alignment = compact.d_alignment = ALIGNED;
-    compact.math = (int)p->math;
+    compact.math = p->math == ONEP_MATH_TF32 ? ONEP_MATH_TF32 : ONEP_MATH_PLAIN;
     const onep_lt_plan *plan = onep_cublaslt_plan(lt, &compact);
     return plan ? onep_cublaslt_workspace(plan) : 0;
 }
@@ -153,7 +154,14 @@ size_t onep_product_workspace(onep_cuda *cuda, const onep_product *p)
         bytes = lt_workspace(products->lt, p);
         onep_cuda_leave(cuda, mode);
     }
-    return bytes;
+    /* whichever of them will take it, once all of it is known */
+    size_t split = p->math == ONEP_MATH_SPLIT ? onep_split_workspace(cuda, p) : 0;
+    return split > bytes ? split : bytes;
+}
+
+int64_t onep_product_statistics_rows(onep_cuda *cuda, const onep_product *p)
+{
+    return p->math == ONEP_MATH_SPLIT ? onep_split_statistics_rows(cuda, p) : 0;
 }
 
 /*
@@ -269,6 +277,8 @@ onepass_status onep_product_run(onep_cuda *cuda, const onep_product *p, void *wo
 {
     if (p->m == 0 || p->n == 0)
         return ONEPASS_OK;
+    if (p->math == ONEP_MATH_SPLIT && workspace && onep_split_takes(cuda, p))
+        return onep_split_run(cuda, p, workspace);
     onep_products *products = onep_cuda_products(cuda);
     int error = -1, added = 0, mode;
     if (products && products->lt) {

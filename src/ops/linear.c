@@ -8,8 +8,14 @@ static size_t workspace_of(const onepass_handle *handle, const onepass_tensor *i
     if (handle->level == ONEP_REF)
         return 0;
     if (handle->cuda)
-        return onep_linear_cuda_workspace(handle->cuda, onep_rows_of(input).count, onep_columns(input),
-                                          weight->shape[0], onep_type_of(input->dtype), onep_type_of(weight->dtype),
+        return onep_linear_cuda_workspace(handle->cuda,
+                                          &(onep_linear_problem){
+                                              .rows = onep_rows_of(input),
+                                              .depth = onep_columns(input),
+                                              .columns = weight->shape[0],
+                                              .input = onep_operand_of(input, ONEP_PER_ELEMENT, input),
+                                              .weight = onep_operand_of(weight, ONEP_PER_ELEMENT, weight),
+                                          },
                                           onep_math_of(handle));
     return onep_linear_workspace_cpu(onep_rows_of(input).count, onep_columns(input), weight->shape[0],
                                      onep_computed(onep_promoted(input, weight)), handle->threads);

@@ -1,0 +1,95 @@
+/* Two fp16 for one fp32: see split_args.h. */
+#ifndef ONEP_SPLIT_CUH
+#define ONEP_SPLIT_CUH
+
+#include "split_args.h"
+
+/* 2^n for -126 <= n <= 127. */
+__device__ __forceinline__ float power_of_two(int n)
+{
+    return __int_as_float((127 + n) << 23);
+}
+
+/* The exponent a largest |x| is scaled with; fmaxf, which found it, has passed over NaN: they stay NaN in the planes. */
+__device__ __forceinline__ int split_exponent(float largest)
+{
+    int e = __float_as_int(largest) >> 23;
+    return e < ONEP_SPLIT_LEAST ? (int)ONEP_SPLIT_LEAST : e;
+}
+
+__device__ __forceinline__ float split_scale(int exponent)
+{
+    return power_of_two(ONEP_SPLIT_TOP - (exponent < 254 ? exponent : 254));
+}
+
+/* Two fp16, the first in the low half of the word; round to nearest, ties to even. */
+__device__ __forceinline__ unsigned pack_halves(float first, float second)
+{
+    unsigned word;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(second), "f"(first));
+    return word;
+}
+
+/*
+ * high is x rounded to 11 bits; x - high is exact and has at most 13, so low is off by at most one unit of x's last
+ * place. Products by powers of two are exact as well: the bits do not depend on whether the compiler fuses.
+ */
+__device__ __forceinline__ void split_two(float x, float y, float scale, unsigned &high, unsigned &low)
+{
+    float a = x * scale, b = y * scale, high_a, high_b;
+    high = pack_halves(a, b);
+    asm("{ .reg .f16 first, second; mov.b32 {first, second}, %2; cvt.f32.f16 %0, first; cvt.f32.f16 %1, second; }"
+        : "=f"(high_a), "=f"(high_b)
+        : "r"(high));
+    low = pack_halves(a - high_a, b - high_b);
+}
+
+/* ---- sums of chunks ---------------------------------------------------------------------------------------------- */
+
+enum {
+    SUM_BASE = 87,    /* 2^-40: below it sums are not scaled up to a row's first chunk, */
+    SUM_ROOM = 80,    /* and further above it none can be added to them */
+    NOT_SUMMED = 256, /* a flag beside a row's base: such a chunk, or an infinity, was there */
+};
+
+__device__ __forceinline__ int first_base(int exponent)
+{
+    return exponent > SUM_BASE ? exponent : (int)SUM_BASE;
+}
+
+/*
+ * What a chunk's sums are multiplied by before they are added to a row's: 2^(exponent - base). The base is the row's
+ * first chunk's exponent: a float holds everything up to 2^80 times that, and all that is not too small to matter.
+ */
+__device__ __forceinline__ float chunk_factor(int exponent, int base)
+{
+    int n = exponent - base;
+    if (exponent == ONEP_SPLIT_INFINITE || n > SUM_ROOM)
+        return __int_as_float(0x7f800000);
+    return n < -126 ? 0.0f : power_of_two(n);
+}
+
+/* x 2^n, rounded once: the first of two steps cannot leave the range that the second does not leave as well. */
+__device__ __forceinline__ float scaled(float x, int n)
+{
+    return x * power_of_two(n >> 1) * power_of_two(n - (n >> 1));
+}
+
+/* One element in the order of k, without tensor cores: where an infinity must stay what it is. */
+__device__ __forceinline__ float plain_sum(const onep_split_product_args &a, long long i, long long j)
+{
+    const char *left = a.left_side.data + i * a.left_side.row_stride;
+    const char *right = a.right_side.data + j * a.right_side.row_stride;
+    float sum = 0;
+#pragma unroll 4
+    for (long long k = 0; k < a.depth; k++, left += a.left_side.depth_stride, right += a.right_side.depth_stride)
+        sum = fmaf(*reinterpret_cast<const float *>(left), *reinterpret_cast<const float *>(right), sum);
+    return sum;
+}
+
+__device__ __forceinline__ float *element_at(const onep_split_product_args &a, long long i, long long j)
+{
+    return reinterpret_cast<float *>(a.c + i * a.c_left_stride + j * a.c_right_stride);
+}
+
+#endif

@@ -1,0 +1,39 @@
+/*
+ * fp32 products on tensor cores, with the accuracy of fp32: operands split into two fp16, three products, sums of 64 of
+ * the depth added up in fp32 (split_args.h; docs/numerics.md has the error bound). Hopper's own instructions where the
+ * device and the driver have them, those of Ampere elsewhere.
+ *
+ * Of c[m][n] = sum over k of a(m, k) b(n, k) + bias[n] the operand b, a weight mostly, is the left one: it goes to the
+ * tensor cores as it is if the copy engine can read it, and otherwise as planes, like a.
+ */
+#ifndef ONEP_SPLIT_H
+#define ONEP_SPLIT_H
+
+#include "product.h"
+
+/* An operand as planes in device memory that the caller keeps: what onep_split_prepare makes of a weight. */
+typedef struct onep_split_planes {
+    int64_t rows, depth;
+    void *memory; /* 256-byte aligned */
+} onep_split_planes;
+
+/* Bytes of such planes. */
+size_t onep_split_planes_bytes(int64_t rows, int64_t depth);
+
+/* Fills the planes from (row i, depth k). The operand must be one that onep_split_takes. */
+onepass_status onep_split_prepare(onep_cuda *cuda, const char *operator_name, const onep_operand *x,
+                                  const onep_rows *rows, const onep_split_planes *planes);
+
+/* True if the product can go this way on this device: fp32 throughout, none of m, n, k is 0, rows with one stride. */
+int onep_split_takes(const onep_cuda *cuda, const onep_product *product);
+
+/* Bytes of workspace; by shape, and by strides and alignment of b. */
+size_t onep_split_workspace(const onep_cuda *cuda, const onep_product *product);
+
+/* Rows of a that one set of column statistics is over, if the product can make them on its way; 0 if not. */
+int64_t onep_split_statistics_rows(const onep_cuda *cuda, const onep_product *product);
+
+/* Puts a product that onep_split_takes on the stream. */
+onepass_status onep_split_run(onep_cuda *cuda, const onep_product *product, void *workspace);
+
+#endif

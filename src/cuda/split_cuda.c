@@ -1,0 +1,300 @@
+/* See split.h. Where planes lie, which kernels, how many blocks. Nothing is allocated, copied or waited for. */
+#include "split.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "split_args.h"
+#include "status.h"
+
+_Static_assert(sizeof(onep_split_product_args) <= 4096, "a kernel takes at most 4096 bytes of arguments");
+_Static_assert(ONEP_SPLIT_SHARED == ONEP_SPLIT_UNITS * ONEP_SPLIT_UNIT + 1024, "units, and room to align them");
+
+enum { ALIGNMENT = 256 };
+
+static int64_t ceil_div(int64_t a, int64_t b)
+{
+    return a / b + (a % b != 0);
+}
+
+static size_t rounded(int64_t bytes)
+{
+    return (size_t)(ceil_div(bytes, ALIGNMENT) * ALIGNMENT);
+}
+
+/* ---- operands ---------------------------------------------------------------------------------------------------- */
+
+/* One of the product's operands as (row i, depth k). Returns 0 if its rows cannot be walked with one stride. */
+static int side_of(const onep_operand *operand, const onep_rows *rows, int swapped, onep_split_side *side)
+{
+    int64_t stride = rows->rank > 0 ? operand->row_stride[rows->rank - 1] : 0;
+    for (int k = rows->rank - 2; k >= 0; k--)
+        if (operand->row_stride[k] != operand->row_stride[k + 1] * rows->extent[k + 1])
+            return 0;
+    side->data = operand->data;
+    side->row_stride = swapped ? operand->col_stride : stride;
+    side->depth_stride = swapped ? stride : operand->col_stride;
+    return operand->type == ONEP_F32 && (uintptr_t)operand->data % 4 == 0 && stride % 4 == 0 &&
+           operand->col_stride % 4 == 0;
+}
+
+/* How the left operand reaches the tensor cores. */
+typedef enum left_kind { LEFT_PLANES, LEFT_ALONG, LEFT_ACROSS } left_kind;
+
+/* True if the copy engine can read it: floats side by side one way, `far` bytes apart the other. */
+static int copied(const onep_split_side *side, int64_t near, int64_t far, int64_t far_count)
+{
+    return near == 4 && (uintptr_t)side->data % 16 == 0 &&
+           (far_count == 1 || (far > 0 && far % 16 == 0 && far < (int64_t)1 << 40));
+}
+
+static left_kind kind_of(const onep_product *p, const onep_split_side *left)
+{
+    if (p->b_planes)
+        return LEFT_PLANES;
+    if (copied(left, left->depth_stride, left->row_stride, p->n))
+        return LEFT_ALONG;
+    return copied(left, left->row_stride, left->depth_stride, p->k) ? LEFT_ACROSS : LEFT_PLANES;
+}
+
+/* True if Hopper's kernels are in this library and can be launched. */
+static int has_hopper(const onep_cuda *cuda)
+{
+    return onep_cuda_has_copy_engine(cuda) && onep_cuda_has_kernel(cuda, "onep_split_product_sm90_along_256");
+}
+
+/* Both planes and the exponents of an operand. */
+typedef struct planes {
+    unsigned short *high, *low;
+    unsigned char *exponents;
+    int64_t pitch;
+} planes;
+
+static int64_t pitch_of(int64_t depth)
+{
+    return ceil_div(depth, ONEP_SPLIT_CHUNK) * ONEP_SPLIT_CHUNK;
+}
+
+/* Lays planes out; NULL only counts. Exponents by rows are read eight at a time, by chunks one for each. */
+static size_t place_planes(char *memory, int64_t rows, int64_t depth, int by_chunks, planes *to)
+{
+    int64_t pitch = pitch_of(depth);
+    size_t plane = rounded(rows * pitch * 2);
+    size_t exponents = by_chunks ? rounded(rows * (pitch / ONEP_SPLIT_CHUNK)) : rounded(ceil_div(rows, 8) * 8);
+    *to = (planes){.pitch = pitch};
+    if (memory) {
+        to->high = (unsigned short *)(void *)memory;
+        to->low = (unsigned short *)(void *)(memory + plane);
+        to->exponents = (unsigned char *)(memory + 2 * plane);
+    }
+    return 2 * plane + exponents;
+}
+
+size_t onep_split_planes_bytes(int64_t rows, int64_t depth)
+{
+    planes unused;
+    return place_planes(NULL, rows, depth, 1, &unused);
+}
+
+static onepass_status fill_planes(onep_cuda *cuda, const char *operator_name, const onep_split_side *side,
+                                  const planes *to, int64_t rows, int64_t depth, int by_chunks)
+{
+    onep_split_args args = {
+        .x = *side,
+        .high = to->high,
+        .low = to->low,
+        .exponents = to->exponents,
+        .rows = rows,
+        .depth = depth,
+        .pitch = to->pitch,
+    };
+    /* neighbouring threads take neighbours in memory */
+    int across = side->row_stride < side->depth_stride && side->row_stride > 0 && depth > 1;
+    const char *kernel = by_chunks ? (across ? "onep_split_chunks_across" : "onep_split_chunks")
+                                   : (across ? "onep_split_columns" : "onep_split_rows");
+    int64_t strips = ceil_div(rows, ONEP_SPLIT_STRIP), chunks = to->pitch / ONEP_SPLIT_CHUNK;
+    int64_t grid = !by_chunks ? (across ? strips : rows)
+                   : across   ? ceil_div(strips * chunks, ONEP_SPLIT_THREADS / 32)
+                              : ceil_div(rows * chunks, ONEP_SPLIT_ITEMS);
+    return onep_cuda_launch_early(cuda, operator_name, kernel, (unsigned)grid, ONEP_SPLIT_THREADS, 0, &args,
+                                  sizeof args);
+}
+
+onepass_status onep_split_prepare(onep_cuda *cuda, const char *operator_name, const onep_operand *x,
+                                  const onep_rows *rows, const onep_split_planes *prepared)
+{
+    onep_split_side side;
+    planes to;
+    if (!side_of(x, rows, 0, &side))
+        return onep_fail(ONEPASS_UNSUPPORTED, "%s: weight: its rows are not one stride apart, or it is not fp32",
+                         operator_name);
+    place_planes(prepared->memory, prepared->rows, prepared->depth, 1, &to);
+    return fill_planes(cuda, operator_name, &side, &to, prepared->rows, prepared->depth, 1);
+}
+
+/* ---- a product --------------------------------------------------------------------------------------------------- */
+
+/* All that is known of a product before it is launched. */
+typedef struct plan {
+    onep_split_side left, right;
+    left_kind kind;
+    int copy_engine;
+    int width; /* right rows of a tile */
+    planes left_planes, right_planes;
+    size_t bytes;
+} plan;
+
+static int width_of(int64_t m)
+{
+    return m <= 64 ? 64 : m <= 128 ? 128 : 256;
+}
+
+static int make_plan(const onep_cuda *cuda, const onep_product *p, char *workspace, plan *to)
+{
+    /* blocks, tiles and coordinates are counted in 32 bits */
+    const int64_t most = INT32_MAX - 1024;
+    memset(to, 0, sizeof *to);
+    if (p->m < 1 || p->n < 1 || p->k < 1 || p->m > most || p->n > most || p->k > most || p->c.type != ONEP_F32 ||
+        (p->bias.data && p->bias.type != ONEP_F32))
+        return 0;
+    onep_split_side c;
+    if (!side_of(&p->b, &p->b_rows, p->b_swapped, &to->left) || !side_of(&p->a, &p->a_rows, p->a_swapped, &to->right) ||
+        !side_of(&p->c, &p->c_rows, 0, &c))
+        return 0;
+    int64_t chunks = pitch_of(p->k) / ONEP_SPLIT_CHUNK;
+    if (p->n * chunks > most || ceil_div(p->n, ONEP_SPLIT_AMPERE_LEFT) * ceil_div(p->m, ONEP_SPLIT_AMPERE_RIGHT) > most)
+        return 0;
+    to->copy_engine = has_hopper(cuda) && !p->trial.ampere;
+    to->kind = to->copy_engine ? kind_of(p, &to->left) : LEFT_PLANES;
+    to->width = to->copy_engine ? width_of(p->m) : (int)ONEP_SPLIT_AMPERE_RIGHT;
+    to->bytes = place_planes(workspace, p->m, p->k, 0, &to->right_planes);
+    if (p->b_planes)
+        place_planes(p->b_planes->memory, p->n, p->k, 1, &to->left_planes);
+    else if (to->kind == LEFT_PLANES)
+        to->bytes += place_planes(workspace ? workspace + to->bytes : NULL, p->n, p->k, 1, &to->left_planes);
+    return 1;
+}
+
+int onep_split_takes(const onep_cuda *cuda, const onep_product *product)
+{
+    plan unused;
+    return make_plan(cuda, product, NULL, &unused);
+}
+
+size_t onep_split_workspace(const onep_cuda *cuda, const onep_product *p)
+{
+    onep_split_side left;
+    planes unused;
+    if (p->m < 1 || p->n < 1 || p->k < 1 || !side_of(&p->b, &p->b_rows, p->b_swapped, &left))
+        return 0;
+    size_t bytes = place_planes(NULL, p->m, p->k, 0, &unused);
+    if (!p->b_planes && (!has_hopper(cuda) || p->trial.ampere || kind_of(p, &left) == LEFT_PLANES))
+        bytes += place_planes(NULL, p->n, p->k, 1, &unused);
+    return bytes;
+}
+
+int64_t onep_split_statistics_rows(const onep_cuda *cuda, const onep_product *product)
+{
+    plan made;
+    return make_plan(cuda, product, NULL, &made) && made.copy_engine ? made.width : 0;
+}
+
+static onepass_status describe_planes(onep_cuda *cuda, const char *operator_name, const planes *from, int64_t rows,
+                                      int box_rows, onep_tensor_map *maps)
+{
+    const void *address[] = {from->high, from->low};
+    onepass_status status = ONEPASS_OK;
+    for (int i = 0; i < 2 && status == ONEPASS_OK; i++)
+        status = onep_cuda_describe_matrix(cuda, operator_name, &maps[i], address[i], 2, rows, from->pitch,
+                                           from->pitch * 2, box_rows);
+    return status;
+}
+
+/* Boxes as split_sm90a.cu copies them: of the left operand 128 rows, or 64 deep; of the right one a block's share. */
+static onepass_status describe(onep_cuda *cuda, const onep_product *p, const plan *made, onep_split_product_args *args)
+{
+    int unit = made->width < 128 ? made->width : 128;
+    onepass_status status = describe_planes(cuda, p->operator_name, &made->right_planes, p->m, unit / args->blocks,
+                                            args->right);
+    if (status != ONEPASS_OK)
+        return status;
+    if (made->kind == LEFT_PLANES)
+        return describe_planes(cuda, p->operator_name, &made->left_planes, p->n, ONEP_SPLIT_LEFT, args->left);
+    int along = made->kind == LEFT_ALONG;
+    int64_t rows = along ? p->n : p->k, columns = along ? p->k : p->n;
+    int64_t stride = along ? made->left.row_stride : made->left.depth_stride;
+    if (rows == 1)
+        stride = ceil_div(columns * 4, 16) * 16; /* any that is allowed */
+    return onep_cuda_describe_matrix(cuda, p->operator_name, &args->left[0], made->left.data, 4, rows, columns, stride,
+                                     along ? (int)ONEP_SPLIT_LEFT : (int)ONEP_SPLIT_CHUNK);
+}
+
+static onepass_status run_hopper(onep_cuda *cuda, const onep_product *p, const plan *made,
+                                 onep_split_product_args *args)
+{
+    static const char *const kinds[] = {
+        [LEFT_PLANES] = "planes", [LEFT_ALONG] = "along", [LEFT_ACROSS] = "across"};
+    int64_t multiprocessors = onep_cuda_multiprocessors(cuda);
+    args->left_tiles = (int)ceil_div(p->n, ONEP_SPLIT_LEFT);
+    args->right_tiles = (int)ceil_div(p->m, made->width);
+    args->blocks = args->left_tiles > 1 && multiprocessors > 1 ? 2 : 1;
+    args->units = p->trial.units ? p->trial.units : (int)ONEP_SPLIT_UNITS;
+    onepass_status status = describe(cuda, p, made, args);
+    if (status != ONEPASS_OK)
+        return status;
+    int64_t clusters = ceil_div(args->left_tiles, args->blocks) * args->right_tiles;
+    int64_t at_once = multiprocessors / args->blocks;
+    clusters = clusters < at_once ? clusters : at_once;
+    char name[64];
+    snprintf(name, sizeof name, "onep_split_product_sm90_%s_%d", kinds[made->kind], made->width);
+    return onep_cuda_launch_cluster(cuda, p->operator_name, name, (unsigned)(clusters * args->blocks),
+                                    ONEP_SPLIT_PRODUCT_THREADS, (unsigned)args->blocks, ONEP_SPLIT_SHARED, args,
+                                    sizeof *args);
+}
+
+static onepass_status run_ampere(onep_cuda *cuda, const onep_product *p, const plan *made,
+                                 onep_split_product_args *args)
+{
+    args->left_tiles = (int)ceil_div(p->n, ONEP_SPLIT_AMPERE_LEFT);
+    args->right_tiles = (int)ceil_div(p->m, ONEP_SPLIT_AMPERE_RIGHT);
+    args->left_high = made->left_planes.high;
+    args->left_low = made->left_planes.low;
+    args->right_high = made->right_planes.high;
+    args->right_low = made->right_planes.low;
+    return onep_cuda_launch_early(cuda, p->operator_name, "onep_split_product_sm80",
+                                  (unsigned)(args->left_tiles * args->right_tiles), ONEP_SPLIT_AMPERE_THREADS,
+                                  ONEP_SPLIT_AMPERE_SHARED, args, sizeof *args);
+}
+
+onepass_status onep_split_run(onep_cuda *cuda, const onep_product *p, void *workspace)
+{
+    plan made;
+    onep_split_side c;
+    if (!make_plan(cuda, p, workspace, &made) || !side_of(&p->c, &p->c_rows, 0, &c))
+        return onep_fail(ONEPASS_UNSUPPORTED, "%s: not a product of fp32 matrices", p->operator_name);
+    onepass_status status = ONEPASS_OK;
+    if (made.kind == LEFT_PLANES && !p->b_planes)
+        status = fill_planes(cuda, p->operator_name, &made.left, &made.left_planes, p->n, p->k, 1);
+    if (status == ONEPASS_OK)
+        status = fill_planes(cuda, p->operator_name, &made.right, &made.right_planes, p->m, p->k, 0);
+    if (status != ONEPASS_OK)
+        return status;
+    onep_split_product_args args = {
+        .left_exponents = made.left_planes.exponents,
+        .right_exponents = made.right_planes.exponents,
+        .left_side = made.left,
+        .right_side = made.right,
+        .c = p->c.data,
+        .c_left_stride = c.depth_stride,
+        .c_right_stride = c.row_stride,
+        .bias = {p->bias.data, 0, p->bias.col_stride, (int)p->bias.type},
+        .left_rows = p->n,
+        .right_rows = p->m,
+        .depth = p->k,
+        .pitch = made.right_planes.pitch,
+        .chunks = (int)(made.right_planes.pitch / ONEP_SPLIT_CHUNK),
+        .partial = p->partial,
+        .delays = {p->trial.copy_delay, p->trial.multiply_delay},
+    };
+    return made.copy_engine ? run_hopper(cuda, p, &made, &args) : run_ampere(cuda, p, &made, &args);
+}

@@ -1,0 +1,489 @@
+/*
+ * The fp32 product on Hopper's tensor cores: c = left right^T from operands split into two fp16 (split_args.h).
+ *
+ *   left right = high high + (high low + low high), low low is dropped
+ *
+ * Tensor cores add in fp32 but cut off what does not fit. So they only ever add up one chunk, 64 of the depth: first
+ * the small products, then the large ones; each chunk's sums are then added to the tile's by an FMA that rounds, and
+ * that takes the chunk's power of two along. docs/numerics.md has the bound; the bits depend on the operands alone.
+ *
+ * A tile is 128 rows of the left operand by 2 x 128 (or 128, or 64) of the right one. Shared memory is a ring of units
+ * of 32 KB: a chunk is one unit of the left operand, then one for each 128 rows of the right one. One thread has the
+ * copy engine fill units; eight warps, 16 left rows each, empty them. Two blocks of a cluster work side by side on
+ * neighbouring left rows and the same right ones, and each copies half of those to both.
+ *
+ * The left operand may come as it is, in fp32: its fragments are then split in registers, once for all right rows of
+ * the tile. Nothing but c, and for its columns the statistics of batch normalisation, is written.
+ */
+#include "early.cuh"
+#include "hopper.cuh"
+#include "split.cuh"
+
+/* How the left operand lies: split already; fp32, the depth along memory; fp32, rows side by side in memory. */
+enum left_kind { PLANES, ALONG, ACROSS };
+
+enum {
+    HALF_UNIT = ONEP_SPLIT_UNIT / 2,
+    SLICES = ONEP_SPLIT_CHUNK / 16, /* of a chunk: what one instruction multiplies */
+    WARPS = 8,                      /* that multiply */
+};
+
+/* ---- copying ----------------------------------------------------------------------------------------------------- */
+
+/* A place in the ring, and how often it has gone round (mod 2). */
+struct place {
+    int unit;
+    unsigned parity;
+    __device__ __forceinline__ void advance(int units)
+    {
+        if (++unit == units) {
+            unit = 0;
+            parity ^= 1;
+        }
+    }
+};
+
+template <int KIND>
+__device__ __forceinline__ void copy_left(const onep_split_product_args &a, unsigned to, unsigned barrier, int k,
+                                          int row)
+{
+    if (KIND == PLANES) {
+        copy_box(to, &a.left[0], barrier, k, row);
+        copy_box(to + HALF_UNIT, &a.left[1], barrier, k, row);
+    } else if (KIND == ALONG) { /* 128 rows of 32 floats, twice */
+        copy_box(to, &a.left[0], barrier, k, row);
+        copy_box(to + HALF_UNIT, &a.left[0], barrier, k + 32, row);
+    } else { /* 64 deep by 32 rows, four times */
+        for (int i = 0; i < 4; i++)
+            copy_box(to + i * (ONEP_SPLIT_UNIT / 4), &a.left[0], barrier, row + 32 * i, k);
+    }
+}
+
+/* Planes of WIDTH rows; of two blocks each copies half of the rows to both. */
+template <int WIDTH>
+__device__ __forceinline__ void copy_right(const onep_split_product_args &a, unsigned to, unsigned barrier, int k,
+                                           int row, int rank, int blocks)
+{
+    if (blocks == 1) {
+        copy_box(to, &a.right[0], barrier, k, row);
+        copy_box(to + HALF_UNIT, &a.right[1], barrier, k, row);
+        return;
+    }
+    row += rank * (WIDTH / 2);
+    to += rank * (WIDTH / 2 * 128);
+    copy_box_to(to, &a.right[0], barrier, k, row, 3);
+    copy_box_to(to + HALF_UNIT, &a.right[1], barrier, k, row, 3);
+}
+
+/* ---- the left operand in registers ------------------------------------------------------------------------------- */
+
+/*
+ * The thread's number and its row, asked for anew: two sets of sums, a chunk's and both halves of the left operand take
+ * 224 of 232 registers, and what is not kept in one does not push a sum out.
+ */
+__device__ __forceinline__ unsigned thread_now()
+{
+    unsigned thread;
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+    return thread;
+}
+
+/*
+ * A thread has row f of its warp's 16, and row f + 8, of every fragment. Along the depth rows are taken in the order
+ * 0 2 4 6 1 3 5 7: then no two threads that read at once meet in a bank of shared memory.
+ */
+template <int KIND> __device__ __forceinline__ unsigned row_now()
+{
+    unsigned thread = thread_now() - 128, f = thread / 4 % 8;
+    return thread / 32 * 16 + (KIND == ALONG ? 2 * (f % 4) + f / 4 : f);
+}
+
+__device__ __forceinline__ float load_shared(unsigned at)
+{
+    float x;
+    asm volatile("ld.shared.f32 %0, [%1];" : "=f"(x) : "r"(at));
+    return x;
+}
+__device__ __forceinline__ float2 load_shared_two(unsigned at)
+{
+    float2 x;
+    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(x.x), "=f"(x.y) : "r"(at));
+    return x;
+}
+
+/*
+ * The thread's part of a unit of floats: depth 16 j + 8 h + 2 q and the next of rows `row` and `row` + 8, in
+ * x[j][h][r]. The copy engine exchanges the 16-byte pieces of every 128 bytes by the number (mod 8) of those: bits 4
+ * to 6 of an address are combined with bits 7 to 9.
+ */
+template <int KIND>
+__device__ __forceinline__ void load_left(unsigned unit, unsigned row, unsigned q, float2 (&x)[SLICES][2][2])
+{
+    if (KIND == ALONG) { /* a row has 128 bytes, 32 deep; the other 32 are half a unit on */
+        const unsigned at = unit + row * 128, piece = (8 * q) ^ (row % 8 * 16);
+#pragma unroll
+        for (int j = 0; j < SLICES; j++)
+#pragma unroll
+            for (int h = 0; h < 2; h++)
+#pragma unroll
+                for (int r = 0; r < 2; r++)
+                    x[j][h][r] =
+                        load_shared_two(at + (piece ^ (j % 2 * 64 + h * 32)) + j / 2 * HALF_UNIT + r * (8 * 128));
+    } else { /* one deep has 128 bytes, 32 rows; the next 32 rows are a quarter of a unit on */
+        const unsigned at = unit + row / 32 * (ONEP_SPLIT_UNIT / 4) + 2 * q * 128;
+        const unsigned even = (row % 32 * 4) ^ (2 * q * 16), odd = even ^ 16;
+#pragma unroll
+        for (int j = 0; j < SLICES; j++)
+#pragma unroll
+            for (int h = 0; h < 2; h++)
+#pragma unroll
+                for (int r = 0; r < 2; r++) {
+                    x[j][h][r].x = load_shared(at + (even ^ (r * 32)) + (j * 16 + h * 8) * 128);
+                    x[j][h][r].y = load_shared(at + (odd ^ (r * 32)) + (j * 16 + h * 8 + 1) * 128);
+                }
+    }
+}
+
+/* Splits a chunk of both rows, scaled by its own largest element in each row. */
+template <int KIND>
+__device__ __forceinline__ void take_left(unsigned unit, unsigned row, unsigned q, unsigned (&high)[SLICES][4],
+                                          unsigned (&low)[SLICES][4], int (&exponent)[2])
+{
+    float2 x[SLICES][2][2];
+    float most[2] = {0, 0};
+    load_left<KIND>(unit, row, q, x);
+#pragma unroll
+    for (int j = 0; j < SLICES; j++)
+#pragma unroll
+        for (int h = 0; h < 2; h++)
+#pragma unroll
+            for (int r = 0; r < 2; r++)
+                most[r] = fmaxf(most[r], fmaxf(fabsf(x[j][h][r].x), fabsf(x[j][h][r].y)));
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        most[r] = fmaxf(most[r], __shfl_xor_sync(~0u, most[r], 1));
+        most[r] = fmaxf(most[r], __shfl_xor_sync(~0u, most[r], 2));
+        exponent[r] = split_exponent(most[r]);
+    }
+    const float scale[2] = {split_scale(exponent[0]), split_scale(exponent[1])};
+#pragma unroll
+    for (int j = 0; j < SLICES; j++)
+#pragma unroll
+        for (int h = 0; h < 2; h++)
+#pragma unroll
+            for (int r = 0; r < 2; r++)
+                split_two(x[j][h][r].x, x[j][h][r].y, scale[r], high[j][2 * h + r], low[j][2 * h + r]);
+}
+
+/* What the planes of both rows were scaled with in a chunk. */
+__device__ __forceinline__ void load_exponents(const onep_split_product_args &a, int chunk, int row, int (&to)[2])
+{
+    const unsigned char *from = a.left_exponents + chunk * a.left_rows + row;
+    to[0] = row < a.left_rows ? from[0] : (int)ONEP_SPLIT_LEAST;
+    to[1] = row + 8 < a.left_rows ? from[8] : (int)ONEP_SPLIT_LEAST;
+}
+
+/* ---- a finished tile --------------------------------------------------------------------------------------------- */
+
+/* Four exponents in a word: is one of them that of an infinity? */
+__device__ __forceinline__ bool has_infinite(unsigned four)
+{
+    return ((~four - 0x01010101u) & four & 0x80808080u) != 0;
+}
+
+/* Elements of one left row, measured from the first; see head_stats.cuh. */
+struct row_statistics {
+    float origin, s1, s2;
+    int n;
+    __device__ __forceinline__ void add(float y)
+    {
+        origin = n == 0 ? y : origin;
+        float d = y - origin;
+        s1 += d;
+        s2 = fmaf(d, d, s2);
+        n++;
+    }
+};
+
+/* Merges those of four neighbouring threads, in double, and keeps the result. */
+__device__ __forceinline__ void keep_statistics(const row_statistics &s, double *to, bool mine)
+{
+    double n = s.n, shift = s.n ? (double)s.s1 / n : 0.0;
+    double m2 = (double)s.s2 - (double)s.s1 * shift;
+    double mean = (double)s.origin + (s.origin - s.origin == 0 ? shift : 0.0); /* from an infinity none deviate */
+    m2 = m2 < 0 ? 0 : m2;                                                      /* NaN stays */
+#pragma unroll 1
+    for (int distance = 1; distance < 4; distance *= 2) {
+        double n_b = __shfl_xor_sync(~0u, n, distance), mean_b = __shfl_xor_sync(~0u, mean, distance);
+        double m2_b = __shfl_xor_sync(~0u, m2, distance), total = n + n_b, d = mean_b - mean;
+        if (n_b > 0) {
+            m2 = n > 0 ? m2 + m2_b + d * d * (n * n_b / total) : m2_b;
+            mean = n > 0 ? (n * mean + n_b * mean_b) / total : mean_b;
+            n = total;
+        }
+    }
+    if (mine)
+        *reinterpret_cast<double2 *>(to) = make_double2(mean, m2);
+}
+
+/*
+ * Scales the sums and stores them; then, if there is an infinity in one of the thread's rows, makes its elements again
+ * one by one. A thread has rows `row` and `row` + 8 of the left operand, and of the right one rows 8 n and 8 n + 1 from
+ * `first` on, as far as `reach`.
+ */
+template <int WIDTH, int HALVES>
+__device__ __forceinline__ void finish_tile(const onep_split_product_args &a, float (&sums)[HALVES][WIDTH / 2],
+                                            long long row, long long first, int right_tile, bool keeps,
+                                            const int (&bases)[2])
+{
+    const int reach = first < a.right_rows - WIDTH * HALVES ? WIDTH * HALVES : (int)(a.right_rows - first);
+    const bool inside[2] = {row < a.left_rows, row + 8 < a.left_rows};
+    /* A lane loads 8 of the tile's exponents, and the lanes ask each other: 64 loads would want 64 registers. */
+    const int lane = threadIdx.x % 32;
+    const long long mine = first - 2 * (lane % 4) + 8 * lane;
+    uint2 eight = make_uint2(0, 0);
+    if (lane < WIDTH * HALVES / 8 && mine < a.right_rows)
+        eight = *reinterpret_cast<const uint2 *>(a.right_exponents + mine);
+    const bool infinite = has_infinite(eight.x) || has_infinite(eight.y);
+    const bool again = __any_sync(~0u, infinite || ((bases[0] | bases[1]) & NOT_SUMMED) != 0);
+    float bias[2] = {-0.0f, -0.0f}; /* which changes nothing when it is added */
+#pragma unroll
+    for (int r = 0; r < 2; r++)
+        if (a.bias.data && inside[r])
+            bias[r] = *reinterpret_cast<const float *>(a.bias.data + (row + 8 * r) * a.bias.col_stride);
+#pragma unroll
+    for (int n = 0; n < HALVES * WIDTH / 8; n++) {
+        const unsigned low_half = __shfl_sync(~0u, eight.x, n), high_half = __shfl_sync(~0u, eight.y, n);
+        const unsigned two = (lane & 2 ? high_half : low_half) >> (lane & 1 ? 16 : 0);
+#pragma unroll
+        for (int e = 0; e < 4; e++) { /* row, row; row + 8, row + 8 */
+            float &y = sums[8 * n / WIDTH][4 * n % (WIDTH / 2) + e];
+            y = scaled(y, (bases[e / 2] & 255) + (int)(two >> 8 * (e & 1) & 255) - 2 * ONEP_SPLIT_TOP) + bias[e / 2];
+        }
+    }
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        char *at = a.c + (row + 8 * r) * a.c_left_stride + first * a.c_right_stride;
+#pragma unroll
+        for (int n = 0; n < HALVES * WIDTH / 4; n++) {
+            if (inside[r] && 4 * (n & ~1) + (n & 1) < reach)
+                *reinterpret_cast<float *>(at) = sums[4 * n / WIDTH][2 * (n & ~1) % (WIDTH / 2) + 2 * r + (n & 1)];
+            at += (n & 1 ? 7 : 1) * a.c_right_stride;
+        }
+    }
+    if (again) {
+#pragma unroll 1
+        for (int n = 0; n < HALVES * WIDTH / 2; n++) {
+            const int j = 4 * (n / 2 & ~1) + (n / 2 & 1);
+            const bool second = n & 1;
+            if ((second ? inside[1] : inside[0]) && j < reach &&
+                (((second ? bases[1] : bases[0]) & NOT_SUMMED) || a.right_exponents[first + j] == ONEP_SPLIT_INFINITE)) {
+                const long long i = second ? row + 8 : row;
+                *element_at(a, i, first + j) = plain_sum(a, i, first + j) + (second ? bias[1] : bias[0]);
+            }
+        }
+    }
+    if (!a.partial)
+        return;
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        row_statistics statistics = {0, 0, 0, 0};
+        if (again) {
+#pragma unroll 1
+            for (int j = 0; inside[r] && j < reach; j += j & 1 ? 7 : 1)
+                statistics.add(*element_at(a, row + 8 * r, first + j));
+        } else {
+#pragma unroll
+            for (int n = 0; n < HALVES * WIDTH / 4; n++)
+                if (4 * (n & ~1) + (n & 1) < reach)
+                    statistics.add(sums[4 * n / WIDTH][2 * (n & ~1) % (WIDTH / 2) + 2 * r + (n & 1)]);
+        }
+        keep_statistics(statistics, a.partial + 2 * (right_tile * a.left_rows + row + 8 * r), keeps && inside[r]);
+    }
+}
+
+/* ---- the product ------------------------------------------------------------------------------------------------- */
+
+template <int KIND, int WIDTH, int HALVES>
+__device__ __forceinline__ void split_product(const onep_split_product_args &a)
+{
+    enum { RIGHT = WIDTH * HALVES, RIGHT_BYTES = 2 * 128 * WIDTH };
+    extern __shared__ unsigned char room[];
+    __shared__ alignas(8) unsigned long long full[ONEP_SPLIT_UNITS], empty[ONEP_SPLIT_UNITS];
+    __shared__ int base_of[ONEP_SPLIT_LEFT];
+    __shared__ volatile float factor_of[ONEP_SPLIT_LEFT]; /* volatile: read again for every half, not kept */
+    const unsigned ring = (shared_address(room) + 1023) / 1024 * 1024;
+    /* The same in all lanes, and known to be: or every product would fetch its descriptors from vector registers. */
+    const int group = __shfl_sync(~0u, (int)threadIdx.x / 128, 0);
+    const int warp = __shfl_sync(~0u, (int)threadIdx.x / 32 % 4, 0), lane = threadIdx.x % 32;
+    /* a cluster of one block or two, with numbers that follow each other */
+    const int blocks = a.blocks, rank = (int)blockIdx.x & (blocks - 1);
+    const int cluster = (int)blockIdx.x >> (blocks - 1), clusters = (int)gridDim.x >> (blocks - 1);
+    const int tiles = ((a.left_tiles + blocks - 1) >> (blocks - 1)) * a.right_tiles;
+
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < a.units; i++) {
+            barrier_init(shared_address(&full[i]), 1);
+            barrier_init(shared_address(&empty[i]), WARPS * blocks);
+        }
+        barrier_init_done();
+    }
+    cluster_sync(); /* or a block's copies could arrive at a barrier that is not there yet */
+    wait_for_previous();
+    let_next_begin();
+
+    place at = {0, 0};
+    if (group == 0) {
+        give_registers<40>();
+        if (warp == 0 && lane == 0) {
+            fetch_map(&a.left[0]);
+            fetch_map(&a.right[0]);
+            fetch_map(&a.right[1]);
+            for (int tile = cluster; tile < tiles; tile += clusters) {
+                const int left = (tile / a.right_tiles * blocks + rank) * ONEP_SPLIT_LEFT;
+                const int right = tile % a.right_tiles * RIGHT;
+                for (int k = 0; k < a.chunks; k++)
+#pragma unroll
+                    for (int u = 0; u <= HALVES; u++) {
+                        if (a.delays[0])
+                            __nanosleep(a.delays[0]);
+                        /* both blocks' warps have let go of the unit: a copy may go to either */
+                        barrier_wait(shared_address(&empty[at.unit]), at.parity ^ 1);
+                        const unsigned barrier = shared_address(&full[at.unit]);
+                        const unsigned to = ring + at.unit * ONEP_SPLIT_UNIT;
+                        barrier_expect(barrier, u == 0 ? (int)ONEP_SPLIT_UNIT : (int)RIGHT_BYTES);
+                        if (u == 0)
+                            copy_left<KIND>(a, to, barrier, k * ONEP_SPLIT_CHUNK, left);
+                        else
+                            copy_right<WIDTH>(a, to, barrier, k * ONEP_SPLIT_CHUNK, right + (u - 1) * WIDTH, rank,
+                                              blocks);
+                        at.advance(a.units);
+                    }
+            }
+        }
+    } else {
+        take_registers<232>();
+        for (int tile = cluster; tile < tiles; tile += clusters) {
+            const int left = (tile / a.right_tiles * blocks + rank) * ONEP_SPLIT_LEFT;
+            const int right = tile % a.right_tiles * RIGHT;
+            float sums[HALVES][WIDTH / 2], chunk[WIDTH / 2];
+#pragma unroll
+            for (int h = 0; h < HALVES; h++)
+#pragma unroll
+                for (int i = 0; i < WIDTH / 2; i++)
+                    sums[h][i] = 0;
+            int ahead[2];
+            if (KIND == PLANES)
+                load_exponents(a, 0, left + (int)row_now<KIND>(), ahead);
+            for (int k = 0; k < a.chunks; k++) {
+                unsigned high[SLICES][4], low[SLICES][4];
+                int exponent[2];
+                const int left_unit = at.unit;
+                const unsigned q = thread_now() % 4, row = row_now<KIND>();
+                if (a.delays[1])
+                    __nanosleep(a.delays[1]);
+                barrier_wait(shared_address(&full[at.unit]), at.parity);
+                if (KIND == PLANES) {
+                    exponent[0] = ahead[0], exponent[1] = ahead[1];
+                    if (k + 1 < a.chunks) /* of the next chunk: they are far away */
+                        load_exponents(a, k + 1, left + (int)row, ahead);
+                } else {
+                    take_left<KIND>(ring + at.unit * ONEP_SPLIT_UNIT, row, q, high, low, exponent);
+                    __syncwarp(); /* every lane has read its part of the unit */
+                    if (lane < blocks)
+                        barrier_arrive_at(shared_address(&empty[at.unit]), lane);
+                }
+                at.advance(a.units);
+                __syncwarp(); /* or a fast lane would write over the factor that a slow one still reads */
+                if (q == 0)
+#pragma unroll
+                    for (int r = 0; r < 2; r++) {
+                        int base = k == 0 ? first_base(exponent[r]) : base_of[row + 8 * r];
+                        float factor = chunk_factor(exponent[r], base & 255);
+                        factor_of[row + 8 * r] = factor;
+                        base_of[row + 8 * r] = factor - factor == 0 ? base : base | NOT_SUMMED;
+                    }
+                __syncwarp(); /* what one lane has written the others of its row read */
+#pragma unroll
+                for (int h = 0; h < HALVES; h++) {
+                    barrier_wait(shared_address(&full[at.unit]), at.parity);
+                    const unsigned from = ring + at.unit * ONEP_SPLIT_UNIT;
+                    const unsigned long long right_high = tile_descriptor(from);
+                    const unsigned long long right_low = tile_descriptor(from + HALF_UNIT);
+                    keep_in_place(chunk);
+                    products_fence();
+                    if (KIND == PLANES) {
+                        const unsigned rows = ring + left_unit * ONEP_SPLIT_UNIT + (group - 1) * (64 * 128);
+                        const unsigned long long left_high = tile_descriptor(rows);
+                        const unsigned long long left_low = tile_descriptor(rows + HALF_UNIT);
+#pragma unroll
+                        for (int j = 0; j < SLICES; j++) {
+                            multiply(chunk, left_high + 2 * j, right_low + 2 * j, j != 0);
+                            multiply(chunk, left_low + 2 * j, right_high + 2 * j, 1);
+                        }
+#pragma unroll
+                        for (int j = 0; j < SLICES; j++)
+                            multiply(chunk, left_high + 2 * j, right_high + 2 * j, 1);
+                    } else {
+#pragma unroll
+                        for (int j = 0; j < SLICES; j++) {
+                            multiply(chunk, high[j], right_low + 2 * j, j != 0);
+                            multiply(chunk, low[j], right_high + 2 * j, 1);
+                        }
+#pragma unroll
+                        for (int j = 0; j < SLICES; j++)
+                            multiply(chunk, high[j], right_high + 2 * j, 1);
+                    }
+                    products_commit();
+                    products_wait();
+                    keep_in_place(chunk);
+                    if (lane < blocks) {
+                        barrier_arrive_at(shared_address(&empty[at.unit]), lane);
+                        if (KIND == PLANES && h == HALVES - 1)
+                            barrier_arrive_at(shared_address(&empty[left_unit]), lane);
+                    }
+                    const unsigned summed = row_now<KIND>();
+#pragma unroll
+                    for (int r = 0; r < 2; r++) {
+                        const float factor = factor_of[summed + 8 * r];
+#pragma unroll
+                        for (int i = 2 * r; i < WIDTH / 2; i += 4) {
+                            sums[h][i] = fmaf(chunk[i], factor, sums[h][i]);
+                            sums[h][i + 1] = fmaf(chunk[i + 1], factor, sums[h][i + 1]);
+                        }
+                    }
+                    at.advance(a.units);
+                }
+            }
+            const unsigned row = row_now<KIND>(), q = thread_now() % 4;
+            __syncwarp();
+            const int bases[2] = {base_of[row], base_of[row + 8]};
+            __syncwarp(); /* or a fast lane would begin the next tile's base over it */
+            finish_tile<WIDTH, HALVES>(a, sums, left + (int)row, right + 2 * (int)q, tile % a.right_tiles, q == 0, bases);
+        }
+    }
+    cluster_sync(); /* or a block could end while the other still copies to it or arrives at its barriers */
+}
+
+#define ONEP_SPLIT_PRODUCT(name, KIND, WIDTH, HALVES)                                                                  \
+    extern "C" __global__ void __launch_bounds__(ONEP_SPLIT_PRODUCT_THREADS, 1)                                        \
+        onep_split_product_sm90_##name(const __grid_constant__ onep_split_product_args a)                                   \
+    {                                                                                                                  \
+        split_product<KIND, WIDTH, HALVES>(a);                                                                         \
+    }
+
+/*
+ * Of the 232 registers a thread may have, sums and operands take 224. A few more are wanted: one of them in the loop,
+ * the rest after it. The compiler reports
+ *   onep_split_product_sm90_along_256: spills up to 96 bytes
+ *   onep_split_product_sm90_across_256: spills up to 96 bytes
+ */
+ONEP_SPLIT_PRODUCT(planes_256, PLANES, 128, 2)
+ONEP_SPLIT_PRODUCT(planes_128, PLANES, 128, 1)
+ONEP_SPLIT_PRODUCT(planes_64, PLANES, 64, 1)
+ONEP_SPLIT_PRODUCT(along_256, ALONG, 128, 2)
+ONEP_SPLIT_PRODUCT(along_128, ALONG, 128, 1)
+ONEP_SPLIT_PRODUCT(along_64, ALONG, 64, 1)
+ONEP_SPLIT_PRODUCT(across_256, ACROSS, 128, 2)
+ONEP_SPLIT_PRODUCT(across_128, ACROSS, 128, 1)
+ONEP_SPLIT_PRODUCT(across_64, ACROSS, 64, 1)
