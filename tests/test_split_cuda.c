@@ -32,9 +32,9 @@ typedef enum family {
     FAMILIES,
 } family;
 
-static const char *const family_names[FAMILIES] = {
-    "uniform",   "gaussian", "lognormal", "outliers", "cancelling", "subnormal",
-    "max float", "zeros",    "infinite",  "NaN",      "wide chunks"};
+static const char *const family_names[FAMILIES] = {"uniform",    "gaussian",  "lognormal",  "outliers",
+                                                   "cancelling", "subnormal", "max float",  "zeros",
+                                                   "infinite",   "NaN",       "wide chunks"};
 
 typedef struct product_case {
     int64_t m, n, k;
@@ -47,7 +47,7 @@ typedef struct product_case {
 
 typedef struct made_case {
     head_field a, b, c, bias;
-    char *partial, *planes;
+    char *partial;
     onep_split_planes prepared;
     onep_product product;
     void *workspace;
@@ -105,6 +105,16 @@ static head_field place_operand(int64_t rows, int64_t depth, int swapped, head_l
     return swapped ? field_place(ONEP_F32, depth, rows, layout, 0) : field_place(ONEP_F32, rows, depth, layout, 0);
 }
 
+/* Device memory at a multiple of 256: the doors above have seen to that. */
+static void *take_aligned(size_t bytes)
+{
+    if (!bytes)
+        return NULL;
+    char *host = head_arena_take(bytes, 0);
+    memset(head_arena.writable + (host - head_arena.host), 1, bytes);
+    return head_to_device(host);
+}
+
 static made_case make_case(const product_case *c)
 {
     made_case made = {0};
@@ -142,16 +152,16 @@ static made_case make_case(const product_case *c)
         made.product.bias = made.bias.operand;
     if (c->prepared) {
         made.prepared = (onep_split_planes){c->n, c->k, NULL};
-        made.prepared.memory = head_take_workspace(onep_split_planes_bytes(c->n, c->k));
+        made.prepared.memory = take_aligned(onep_split_planes_bytes(c->n, c->k));
         made.product.b_planes = &made.prepared;
     }
     made.statistics_rows = c->statistics ? onep_product_statistics_rows(head_handle->cuda, &made.product) : 0;
     if (made.statistics_rows > 0) {
         size_t parts = (size_t)((c->m + made.statistics_rows - 1) / made.statistics_rows);
-        made.partial = head_take_workspace(parts * (size_t)c->n * 16);
+        made.partial = take_aligned(parts * (size_t)c->n * 16);
         made.product.partial = (double *)(void *)made.partial;
     }
-    made.workspace = head_take_workspace(onep_product_workspace(head_handle->cuda, &made.product));
+    made.workspace = take_aligned(onep_product_workspace(head_handle->cuda, &made.product));
     return made;
 }
 
@@ -160,8 +170,8 @@ static void run_case(const product_case *c, made_case *made)
     onepass_status status = ONEPASS_OK;
     made->product.b_planes = c->prepared ? &made->prepared : NULL; /* the structure has been copied */
     if (c->prepared)
-        status = onep_split_prepare(head_handle->cuda, "test", &made->product.b, &made->product.b_rows,
-                                    &made->prepared);
+        status =
+            onep_split_prepare(head_handle->cuda, "test", &made->product.b, &made->product.b_rows, &made->prepared);
     if (status == ONEPASS_OK)
         status = onep_product_run(head_handle->cuda, &made->product, made->workspace);
     CHECK(status == ONEPASS_OK, "%s", onepass_last_error());
@@ -208,8 +218,8 @@ static model_rows model_operand(const head_field *f, int swapped, int weight, in
     for (int64_t i = 0; i < rows; i++) {
         for (int64_t k = 0; k < depth; k++)
             made.values[i * depth + k] = at(f, swapped, i, k);
-        made.rows[i] = (split_row){made.parts + 2 * i * depth, made.parts + (2 * i + 1) * depth,
-                                   made.exponents + i * chunks, 0};
+        made.rows[i] =
+            (split_row){made.parts + 2 * i * depth, made.parts + (2 * i + 1) * depth, made.exponents + i * chunks, 0};
         split_make(&scheme, weight, made.values + i * depth, depth, &made.rows[i]);
     }
     return made;
@@ -355,8 +365,8 @@ static void test_families(void)
 /* More tiles than a device has multiprocessors, a ring that goes round, and threads that keep each other waiting. */
 static void test_pipelines(void)
 {
-    static const onep_split_trial trials[] = {{0, 0, 3, 0}, {0, 0, 4, 0}, {2000, 0, 0, 0}, {0, 2000, 0, 0},
-                                              {500, 700, 3, 0}};
+    static const onep_split_trial trials[] = {
+        {0, 0, 3, 0}, {0, 0, 4, 0}, {2000, 0, 0, 0}, {0, 2000, 0, 0}, {500, 700, 3, 0}};
     for (int i = 0; i < (int)(sizeof trials / sizeof trials[0]); i++)
         for (int variant = 0; variant < 3; variant++) {
             product_case c = plain_case(variant == 0 ? 300 : 60, 300, 700);

@@ -389,8 +389,8 @@ onepass_status onep_cuda_launch_early(const onep_cuda *cuda, const char *operato
                                       size_t args_size)
 {
     onep_cu_attribute early = {.id = ONEP_CU_PROGRAMMATIC, .value.allowed = 1};
-    onep_cu_launch shape = {grid, 1, 1, block, 1, 1, shared_bytes, cuda->stream, &early,
-                            can_launch_early(cuda) ? 1 : 0};
+    onep_cu_launch shape = {
+        grid, 1, 1, block, 1, 1, shared_bytes, cuda->stream, &early, can_launch_early(cuda) ? 1 : 0};
     return launch(cuda, operator_name, kernel, &shape, args, args_size);
 }
 
@@ -407,8 +407,8 @@ onepass_status onep_cuda_launch_cluster(const onep_cuda *cuda, const char *opera
 {
     onep_cu_attribute attributes[] = {{.id = ONEP_CU_CLUSTER, .value.blocks = {cluster, 1, 1}},
                                       {.id = ONEP_CU_PROGRAMMATIC, .value.allowed = 1}};
-    onep_cu_launch shape = {grid,         1,          1, block, 1, 1, shared_bytes,
-                            cuda->stream, attributes, can_launch_early(cuda) ? 2 : 1};
+    onep_cu_launch shape = {
+        grid, 1, 1, block, 1, 1, shared_bytes, cuda->stream, attributes, can_launch_early(cuda) ? 2 : 1};
     return launch(cuda, operator_name, kernel, &shape, args, args_size);
 }
 
@@ -421,9 +421,9 @@ onepass_status onep_cuda_describe_matrix(const onep_cuda *cuda, const char *oper
     enum { FP16 = 6, FP32 = 7, PLAIN = 0, EXCHANGED_128 = 3, PROMOTED_128 = 2, ZEROS = 0, PIECE = 128 };
     uint64_t extents[] = {(uint64_t)columns, (uint64_t)rows}, strides[] = {(uint64_t)stride};
     uint32_t box[] = {(uint32_t)(PIECE / element_size), (uint32_t)box_rows}, steps[] = {1, 1};
-    int error = cuda->driver->cuTensorMapEncodeTiled(map, element_size == 2 ? FP16 : FP32, 2,
-                                                     (void *)(uintptr_t)address, extents, strides, box, steps, PLAIN,
-                                                     EXCHANGED_128, PROMOTED_128, ZEROS);
+    int error =
+        cuda->driver->cuTensorMapEncodeTiled(map, element_size == 2 ? FP16 : FP32, 2, (void *)(uintptr_t)address,
+                                             extents, strides, box, steps, PLAIN, EXCHANGED_128, PROMOTED_128, ZEROS);
     return error == 0 ? ONEPASS_OK : failed(ONEPASS_DEVICE_ERROR, operator_name, "cuTensorMapEncodeTiled", error);
 }
 

@@ -117,15 +117,14 @@ template <int N> __device__ __forceinline__ void keep_in_place(float (&sums)[N])
     "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]),        \
         "+f"(d[i + 7])
 #define ONEP_SUMS_32(d) ONEP_SUMS_8(d, 0), ONEP_SUMS_8(d, 8), ONEP_SUMS_8(d, 16), ONEP_SUMS_8(d, 24)
-#define ONEP_SUMS_64(d)                                                                                                \
-    ONEP_SUMS_32(d), ONEP_SUMS_8(d, 32), ONEP_SUMS_8(d, 40), ONEP_SUMS_8(d, 48), ONEP_SUMS_8(d, 56)
-#define ONEP_NAMES_32 \
-    "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, " \
+#define ONEP_SUMS_64(d) ONEP_SUMS_32(d), ONEP_SUMS_8(d, 32), ONEP_SUMS_8(d, 40), ONEP_SUMS_8(d, 48), ONEP_SUMS_8(d, 56)
+#define ONEP_NAMES_32                                                                                                  \
+    "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, "                 \
     "%21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}"
-#define ONEP_NAMES_64 \
-    "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, " \
-    "%21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, " \
-    "%40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, " \
+#define ONEP_NAMES_64                                                                                                  \
+    "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, "                 \
+    "%21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, "                  \
+    "%40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, "                  \
     "%59, %60, %61, %62, %63}"
 
 /*
@@ -136,8 +135,7 @@ template <int N> __device__ __forceinline__ void keep_in_place(float (&sums)[N])
 __device__ __forceinline__ void multiply(float (&d)[64], unsigned long long left, unsigned long long right, int more)
 {
     asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.b32 p, %66, 0;\n\t"
-                 "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 " ONEP_NAMES_64
-                 ", %64, %65, p, 1, 1, 0, 0;\n\t}"
+                 "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 " ONEP_NAMES_64 ", %64, %65, p, 1, 1, 0, 0;\n\t}"
                  : ONEP_SUMS_64(d)
                  : "l"(left), "l"(right), "r"(more));
 }

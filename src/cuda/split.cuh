@@ -10,7 +10,8 @@ __device__ __forceinline__ float power_of_two(int n)
     return __int_as_float((127 + n) << 23);
 }
 
-/* The exponent a largest |x| is scaled with; fmaxf, which found it, has passed over NaN: they stay NaN in the planes. */
+/* The exponent a largest |x| is scaled with; fmaxf, which found it, has passed over NaN: they stay NaN in the planes.
+ */
 __device__ __forceinline__ int split_exponent(float largest)
 {
     int e = __float_as_int(largest) >> 23;

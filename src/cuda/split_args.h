@@ -50,12 +50,12 @@ typedef struct onep_tensor_map {
 
 /* The tiles of the product. */
 enum {
-    ONEP_SPLIT_LEFT = 128,                      /* rows of the left operand of a tile */
-    ONEP_SPLIT_UNIT = 32768,                    /* bytes of shared memory copied at a time: 128 rows of one chunk */
-    ONEP_SPLIT_UNITS = 7,                       /* of them */
-    ONEP_SPLIT_SHARED = 7 * 32768 + 1024,       /* bytes; the copy engine wants them at a multiple of 1024 */
-    ONEP_SPLIT_PRODUCT_THREADS = 384,           /* 128 that copy, 256 that multiply */
-    ONEP_SPLIT_AMPERE_LEFT = 64,                /* without a copy engine: rows of a tile, */
+    ONEP_SPLIT_LEFT = 128,                /* rows of the left operand of a tile */
+    ONEP_SPLIT_UNIT = 32768,              /* bytes of shared memory copied at a time: 128 rows of one chunk */
+    ONEP_SPLIT_UNITS = 7,                 /* of them */
+    ONEP_SPLIT_SHARED = 7 * 32768 + 1024, /* bytes; the copy engine wants them at a multiple of 1024 */
+    ONEP_SPLIT_PRODUCT_THREADS = 384,     /* 128 that copy, 256 that multiply */
+    ONEP_SPLIT_AMPERE_LEFT = 64,          /* without a copy engine: rows of a tile, */
     ONEP_SPLIT_AMPERE_RIGHT = 128,
     ONEP_SPLIT_AMPERE_SHARED = 2 * 2 * 64 * 2 * (64 + 128), /* two chunks of both planes of both, */
     ONEP_SPLIT_AMPERE_THREADS = 256,
@@ -76,8 +76,8 @@ typedef struct onep_split_product_args {
     onep_head_matrix bias;
     long long left_rows, right_rows, depth, pitch;
     int left_tiles, right_tiles, chunks;
-    int blocks; /* of a cluster: 1 or 2 */
-    int units;  /* of shared memory in use, 3 or more */
+    int blocks;      /* of a cluster: 1 or 2 */
+    int units;       /* of shared memory in use, 3 or more */
     double *partial; /* [right tile][left row] (mean, sum of squared deviations) over the tile's right rows; or NULL */
     int delays[2];   /* nanoseconds that copying and multiplying sleep every chunk: for tests */
 } onep_split_product_args;

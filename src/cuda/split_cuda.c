@@ -214,8 +214,8 @@ static onepass_status describe_planes(onep_cuda *cuda, const char *operator_name
 static onepass_status describe(onep_cuda *cuda, const onep_product *p, const plan *made, onep_split_product_args *args)
 {
     int unit = made->width < 128 ? made->width : 128;
-    onepass_status status = describe_planes(cuda, p->operator_name, &made->right_planes, p->m, unit / args->blocks,
-                                            args->right);
+    onepass_status status =
+        describe_planes(cuda, p->operator_name, &made->right_planes, p->m, unit / args->blocks, args->right);
     if (status != ONEPASS_OK)
         return status;
     if (made->kind == LEFT_PLANES)
@@ -232,8 +232,7 @@ static onepass_status describe(onep_cuda *cuda, const onep_product *p, const pla
 static onepass_status run_hopper(onep_cuda *cuda, const onep_product *p, const plan *made,
                                  onep_split_product_args *args)
 {
-    static const char *const kinds[] = {
-        [LEFT_PLANES] = "planes", [LEFT_ALONG] = "along", [LEFT_ACROSS] = "across"};
+    static const char *const kinds[] = {[LEFT_PLANES] = "planes", [LEFT_ALONG] = "along", [LEFT_ACROSS] = "across"};
     int64_t multiprocessors = onep_cuda_multiprocessors(cuda);
     args->left_tiles = (int)ceil_div(p->n, ONEP_SPLIT_LEFT);
     args->right_tiles = (int)ceil_div(p->m, made->width);

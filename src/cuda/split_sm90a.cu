@@ -277,7 +277,8 @@ __device__ __forceinline__ void finish_tile(const onep_split_product_args &a, fl
             const int j = 4 * (n / 2 & ~1) + (n / 2 & 1);
             const bool second = n & 1;
             if ((second ? inside[1] : inside[0]) && j < reach &&
-                (((second ? bases[1] : bases[0]) & NOT_SUMMED) || a.right_exponents[first + j] == ONEP_SPLIT_INFINITE)) {
+                (((second ? bases[1] : bases[0]) & NOT_SUMMED) ||
+                 a.right_exponents[first + j] == ONEP_SPLIT_INFINITE)) {
                 const long long i = second ? row + 8 : row;
                 *element_at(a, i, first + j) = plain_sum(a, i, first + j) + (second ? bias[1] : bias[0]);
             }
@@ -459,7 +460,8 @@ __device__ __forceinline__ void split_product(const onep_split_product_args &a)
             __syncwarp();
             const int bases[2] = {base_of[row], base_of[row + 8]};
             __syncwarp(); /* or a fast lane would begin the next tile's base over it */
-            finish_tile<WIDTH, HALVES>(a, sums, left + (int)row, right + 2 * (int)q, tile % a.right_tiles, q == 0, bases);
+            finish_tile<WIDTH, HALVES>(a, sums, left + (int)row, right + 2 * (int)q, tile % a.right_tiles, q == 0,
+                                       bases);
         }
     }
     cluster_sync(); /* or a block could end while the other still copies to it or arrives at its barriers */
@@ -467,7 +469,7 @@ __device__ __forceinline__ void split_product(const onep_split_product_args &a)
 
 #define ONEP_SPLIT_PRODUCT(name, KIND, WIDTH, HALVES)                                                                  \
     extern "C" __global__ void __launch_bounds__(ONEP_SPLIT_PRODUCT_THREADS, 1)                                        \
-        onep_split_product_sm90_##name(const __grid_constant__ onep_split_product_args a)                                   \
+        onep_split_product_sm90_##name(const __grid_constant__ onep_split_product_args a)                              \
     {                                                                                                                  \
         split_product<KIND, WIDTH, HALVES>(a);                                                                         \
     }
