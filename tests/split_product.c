@@ -17,10 +17,10 @@ int split_run(const float *x, int64_t count, int lo_scaled, uint16_t *hi, uint16
             largest = fmax(largest, fabs((double)x[k]));
         else
             flags |= SPLIT_SPECIAL;
-    int length = 15;
+    int length = 15 - 126;
     if (largest != 0)
         frexp(largest, &length); /* largest in [2^(length-1), 2^length) */
-    *exponent = 15 - length;
+    *exponent = 15 - length < 126 ? 15 - length : 126; /* beyond it 2^s is no float; all bits of x are kept anyway */
 
     double scale = lo_scaled ? 0x1p11 : 1, smallest = largest * (lo_scaled ? 0x1p-29 : 0x1p-18);
     for (int64_t k = 0; k < count; k++) {
@@ -38,6 +38,18 @@ int split_run(const float *x, int64_t count, int lo_scaled, uint16_t *hi, uint16
     return flags;
 }
 
+/* The exponent that a row's sums have: its first chunk's, but none that would make them larger than 2^40 times w. */
+static int base_of(const split_row *row)
+{
+    return row->exponents[0] < SPLIT_BASE ? row->exponents[0] : SPLIT_BASE;
+}
+
+/* 2^n; 0 if it is smaller than a float that is not subnormal. */
+static float power(int n)
+{
+    return n < -126 ? 0 : ldexpf(1, n);
+}
+
 void split_make(const split_scheme *scheme, int weight, const float *x, int64_t depth, split_row *row)
 {
     if (!weight || !scheme->chunk_scaled) {
@@ -49,7 +61,7 @@ void split_make(const split_scheme *scheme, int weight, const float *x, int64_t 
         int *exponent = &row->exponents[k / SPLIT_CHUNK];
         row->flags |=
             split_run(x + k, smaller(SPLIT_CHUNK, depth - k), scheme->lo_scaled, row->hi + k, row->lo + k, exponent);
-        if (*exponent <= 14 - 96 || *exponent > 14 + 96)
+        if (base_of(row) - *exponent > SPLIT_ROOM)
             row->flags |= SPLIT_RANGE;
     }
 }
@@ -87,7 +99,7 @@ float split_product(const split_scheme *scheme, const float *x, const split_row 
         chunk = tensor_core_dot(scheme->core, ONEP_F16, chunk, a->hi + k, b->hi + k, end - k);
         if (end == depth || (scheme->promote != 0 && end % scheme->promote == 0)) {
             if (scheme->chunk_scaled)
-                main_sum = fmaf(chunk, ldexpf(1, -w_row->exponents[k / SPLIT_CHUNK]), main_sum);
+                main_sum = fmaf(chunk, power(base_of(w_row) - w_row->exponents[k / SPLIT_CHUNK]), main_sum);
             else
                 main_sum += chunk;
             chunk = 0;
@@ -95,5 +107,5 @@ float split_product(const split_scheme *scheme, const float *x, const split_row 
     }
     if (scheme->corrections == SPLIT_APART)
         main_sum = fmaf(corrections, undo, main_sum);
-    return split_rescale(main_sum, -x_row->exponents[0] - (scheme->chunk_scaled ? 0 : w_row->exponents[0]));
+    return split_rescale(main_sum, -x_row->exponents[0] - (scheme->chunk_scaled ? base_of(w_row) : w_row->exponents[0]));
 }

@@ -23,7 +23,12 @@
 
 #include "tensor_core.h"
 
-enum { SPLIT_CHUNK = 64, SPLIT_STEP = 16 };
+enum {
+    SPLIT_CHUNK = 64,
+    SPLIT_STEP = 16,
+    SPLIT_BASE = 54, /* chunk_scaled: of a row's sums, the largest exponent */
+    SPLIT_ROOM = 80, /* and how much larger than they a chunk may be */
+};
 
 typedef enum split_corrections { SPLIT_FIRST, SPLIT_APART } split_corrections;
 
@@ -41,7 +46,7 @@ typedef struct split_scheme {
 enum {
     SPLIT_SPECIAL = 1, /* infinity or NaN: hi is that value, lo is 0, the exponent is that of the finite elements */
     SPLIT_SMALL = 2,   /* an element that is not 0 is under 2^-29 (lo unscaled: 2^-18) of the largest */
-    SPLIT_RANGE = 4,   /* chunk_scaled: a chunk's largest magnitude is outside [2^-96, 2^96), so main may leave fp32 */
+    SPLIT_RANGE = 4,   /* chunk_scaled: a chunk is more than 2^80 times as large as the row's sums may begin */
 };
 
 /* A row's parts, in the caller's memory. */

@@ -6,10 +6,7 @@
 #ifndef ONEP_HOPPER_CUH
 #define ONEP_HOPPER_CUH
 
-__device__ __forceinline__ unsigned shared_address(const void *p)
-{
-    return (unsigned)__cvta_generic_to_shared(p);
-}
+#include "shared.cuh"
 
 /* ---- clusters ---------------------------------------------------------------------------------------------------- */
 
@@ -164,7 +161,16 @@ __device__ __forceinline__ void multiply(float (&d)[32], const unsigned (&left)[
                  : "r"(left[0]), "r"(left[1]), "r"(left[2]), "r"(left[3]), "l"(right), "r"(more));
 }
 
-/* ---- registers --------------------------------------------------------------------------------------------------- */
+/* ---- threads and registers
+ * --------------------------------------------------------------------------------------------------- */
+
+/* threadIdx.x, asked for anew and not kept. */
+__device__ __forceinline__ unsigned thread_now()
+{
+    unsigned thread;
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+    return thread;
+}
 
 /* Warps that copy give registers to those that multiply; by all threads of a group of four warps. */
 template <int COUNT> __device__ __forceinline__ void give_registers()

@@ -2,6 +2,7 @@
 #ifndef ONEP_SPLIT_CUH
 #define ONEP_SPLIT_CUH
 
+#include "halves.cuh"
 #include "split_args.h"
 
 /* 2^n for -126 <= n <= 127. */
@@ -23,14 +24,6 @@ __device__ __forceinline__ float split_scale(int exponent)
     return power_of_two(ONEP_SPLIT_TOP - (exponent < 254 ? exponent : 254));
 }
 
-/* Two fp16, the first in the low half of the word; round to nearest, ties to even. */
-__device__ __forceinline__ unsigned pack_halves(float first, float second)
-{
-    unsigned word;
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(second), "f"(first));
-    return word;
-}
-
 /*
  * high is x rounded to 11 bits; x - high is exact and has at most 13, so low is off by at most one unit of x's last
  * place. Products by powers of two are exact as well: the bits do not depend on whether the compiler fuses.
@@ -39,9 +32,7 @@ __device__ __forceinline__ void split_two(float x, float y, float scale, unsigne
 {
     float a = x * scale, b = y * scale, high_a, high_b;
     high = pack_halves(a, b);
-    asm("{ .reg .f16 first, second; mov.b32 {first, second}, %2; cvt.f32.f16 %0, first; cvt.f32.f16 %1, second; }"
-        : "=f"(high_a), "=f"(high_b)
-        : "r"(high));
+    unpack_halves(high, high_a, high_b);
     low = pack_halves(a - high_a, b - high_b);
 }
 

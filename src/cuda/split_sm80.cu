@@ -6,6 +6,7 @@
  * A block makes a tile of 64 rows of the left operand by 128 of the right one, eight warps 32 by 32 each. One chunk of
  * both, 48 KB, is multiplied while the next is copied: 96 KB, what the smallest of these devices have.
  */
+#include "ampere.cuh"
 #include "early.cuh"
 #include "split.cuh"
 
@@ -19,12 +20,6 @@ enum {
     SLICES = ONEP_SPLIT_CHUNK / 16,
 };
 static_assert(2 * STAGE == ONEP_SPLIT_AMPERE_SHARED, "two stages");
-
-/* 16 bytes into shared memory, on their way while the thread goes on; zeros instead if there is nothing to copy. */
-__device__ __forceinline__ void copy_piece(unsigned to, const void *from, bool inside)
-{
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(inside ? 16 : 0) : "memory");
-}
 
 /* Piece `piece` (of 8) of a row: exchanged by the row's number, so that 8 rows of one piece lie in different banks. */
 __device__ __forceinline__ unsigned piece_at(unsigned plane, int row, int piece)
@@ -45,23 +40,6 @@ __device__ __forceinline__ void copy_rows(unsigned to, const unsigned short *hig
         copy_piece(piece_at(to, row, piece), high + at, inside);
         copy_piece(piece_at(to + COUNT * ROW_BYTES, row, piece), low + at, inside);
     }
-}
-
-/* Four 8 by 8 matrices of fp16; every lane says where one row of one of them is. */
-__device__ __forceinline__ void load_matrices(unsigned at, unsigned (&to)[4])
-{
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
-                 : "r"(at));
-}
-
-/* d (16 left rows by 8 right ones) += left right^T, 16 deep. */
-__device__ __forceinline__ void multiply(float (&d)[4], const unsigned (&left)[4], unsigned right0, unsigned right1)
-{
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-                 "{%0, %1, %2, %3};"
-                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-                 : "r"(left[0]), "r"(left[1]), "r"(left[2]), "r"(left[3]), "r"(right0), "r"(right1));
 }
 
 /* A slice of one plane of the left operand by one of the right operand. */
@@ -87,8 +65,8 @@ __device__ __forceinline__ void multiply_slice(float (&chunk)[2][4][4], unsigned
 extern "C" __global__ void __launch_bounds__(ONEP_SPLIT_AMPERE_THREADS)
     onep_split_product_sm80(const onep_split_product_args a)
 {
-    extern __shared__ __align__(128) unsigned char room[];
-    const unsigned shared = (unsigned)__cvta_generic_to_shared(room);
+    ONEP_DYNAMIC_SHARED(room);
+    const unsigned shared = shared_address(room);
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int left_row = warp % 2 * 32, right_row = warp / 2 * 32;
     const long long left = (long long)(blockIdx.x / a.right_tiles) * LEFT;
@@ -102,7 +80,7 @@ extern "C" __global__ void __launch_bounds__(ONEP_SPLIT_AMPERE_THREADS)
 
     copy_rows<LEFT>(shared, a.left_high, a.left_low, left, a.left_rows, a.pitch, 0);
     copy_rows<RIGHT>(shared + 2 * LEFT_BYTES, a.right_high, a.right_low, right, a.right_rows, a.pitch, 0);
-    asm volatile("cp.async.commit_group;" ::: "memory");
+    copies_commit();
 #pragma unroll 1
     for (int k = 0; k < a.chunks; k++) {
         const unsigned stage = shared + k % 2 * STAGE;
@@ -111,7 +89,7 @@ extern "C" __global__ void __launch_bounds__(ONEP_SPLIT_AMPERE_THREADS)
             copy_rows<LEFT>(next, a.left_high, a.left_low, left, a.left_rows, a.pitch, k + 1);
             copy_rows<RIGHT>(next + 2 * LEFT_BYTES, a.right_high, a.right_low, right, a.right_rows, a.pitch, k + 1);
         }
-        asm volatile("cp.async.commit_group;" ::: "memory"); /* an empty one in the end: the count below stays right */
+        copies_commit(); /* an empty one in the end: the count below stays right */
         float factor[4];
 #pragma unroll
         for (int r = 0; r < 4; r++) {
@@ -121,7 +99,7 @@ extern "C" __global__ void __launch_bounds__(ONEP_SPLIT_AMPERE_THREADS)
             factor[r] = chunk_factor(exponent, bases[r] & 255);
             bases[r] |= factor[r] - factor[r] == 0 ? 0 : (int)NOT_SUMMED;
         }
-        asm volatile("cp.async.wait_group 1;" ::: "memory");
+        copies_wait_but_one();
         __syncthreads(); /* everyone's pieces are there */
         const unsigned left_high = stage, left_low = stage + LEFT_BYTES;
         const unsigned right_high = stage + 2 * LEFT_BYTES, right_low = right_high + RIGHT_BYTES;
@@ -165,7 +143,7 @@ extern "C" __global__ void __launch_bounds__(ONEP_SPLIT_AMPERE_THREADS)
                     continue;
                 if ((bases[r] & NOT_SUMMED) || exponent == ONEP_SPLIT_INFINITE)
                     y = plain_sum(a, i, j);
-                *element_at(a, i, j) = y + bias[r];
+                *element_at(a, i, j) = __fadd_rn(y, bias[r]);
             }
         }
 }

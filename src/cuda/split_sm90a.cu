@@ -78,37 +78,15 @@ __device__ __forceinline__ void copy_right(const onep_split_product_args &a, uns
 /* ---- the left operand in registers ------------------------------------------------------------------------------- */
 
 /*
- * The thread's number and its row, asked for anew: two sets of sums, a chunk's and both halves of the left operand take
- * 224 of 232 registers, and what is not kept in one does not push a sum out.
- */
-__device__ __forceinline__ unsigned thread_now()
-{
-    unsigned thread;
-    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
-    return thread;
-}
-
-/*
  * A thread has row f of its warp's 16, and row f + 8, of every fragment. Along the depth rows are taken in the order
- * 0 2 4 6 1 3 5 7: then no two threads that read at once meet in a bank of shared memory.
+ * 0 2 4 6 1 3 5 7: then no two threads that read at once meet in a bank of shared memory. The row is asked for anew
+ * wherever it is used: two sets of sums, a chunk's and both halves of the left operand take 224 of 232 registers, and
+ * what is not kept in one does not push a sum out.
  */
 template <int KIND> __device__ __forceinline__ unsigned row_now()
 {
     unsigned thread = thread_now() - 128, f = thread / 4 % 8;
     return thread / 32 * 16 + (KIND == ALONG ? 2 * (f % 4) + f / 4 : f);
-}
-
-__device__ __forceinline__ float load_shared(unsigned at)
-{
-    float x;
-    asm volatile("ld.shared.f32 %0, [%1];" : "=f"(x) : "r"(at));
-    return x;
-}
-__device__ __forceinline__ float2 load_shared_two(unsigned at)
-{
-    float2 x;
-    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(x.x), "=f"(x.y) : "r"(at));
-    return x;
 }
 
 /*
@@ -191,8 +169,13 @@ __device__ __forceinline__ bool has_infinite(unsigned four)
     return ((~four - 0x01010101u) & four & 0x80808080u) != 0;
 }
 
-/* Elements of one left row, measured from the first; see head_stats.cuh. */
+/* Mean and sum of squared deviations of n elements of a left row. */
 struct row_statistics {
+    double n, mean, m2;
+};
+
+/* Elements measured from the first; see head_stats.cuh. */
+struct row_sums {
     float origin, s1, s2;
     int n;
     __device__ __forceinline__ void add(float y)
@@ -203,15 +186,17 @@ struct row_statistics {
         s2 = fmaf(d, d, s2);
         n++;
     }
+    __device__ __forceinline__ row_statistics finish() const
+    {
+        double shift = n ? (double)s1 / n : 0.0, m2 = (double)s2 - (double)s1 * shift;
+        return {(double)n, (double)origin + shift, m2 < 0 ? 0 : m2}; /* NaN stays */
+    }
 };
 
-/* Merges those of four neighbouring threads, in double, and keeps the result. */
+/* Merges those of four neighbouring threads, and keeps the result. */
 __device__ __forceinline__ void keep_statistics(const row_statistics &s, double *to, bool mine)
 {
-    double n = s.n, shift = s.n ? (double)s.s1 / n : 0.0;
-    double m2 = (double)s.s2 - (double)s.s1 * shift;
-    double mean = (double)s.origin + (s.origin - s.origin == 0 ? shift : 0.0); /* from an infinity none deviate */
-    m2 = m2 < 0 ? 0 : m2;                                                      /* NaN stays */
+    double n = s.n, mean = s.mean, m2 = s.m2;
 #pragma unroll 1
     for (int distance = 1; distance < 4; distance *= 2) {
         double n_b = __shfl_xor_sync(~0u, n, distance), mean_b = __shfl_xor_sync(~0u, mean, distance);
@@ -258,7 +243,8 @@ __device__ __forceinline__ void finish_tile(const onep_split_product_args &a, fl
 #pragma unroll
         for (int e = 0; e < 4; e++) { /* row, row; row + 8, row + 8 */
             float &y = sums[8 * n / WIDTH][4 * n % (WIDTH / 2) + e];
-            y = scaled(y, (bases[e / 2] & 255) + (int)(two >> 8 * (e & 1) & 255) - 2 * ONEP_SPLIT_TOP) + bias[e / 2];
+            y = scaled(y, (bases[e / 2] & 255) + (int)(two >> 8 * (e & 1) & 255) - 2 * ONEP_SPLIT_TOP);
+            y = __fadd_rn(y, bias[e / 2]); /* after a rounding of its own */
         }
     }
 #pragma unroll
@@ -280,7 +266,7 @@ __device__ __forceinline__ void finish_tile(const onep_split_product_args &a, fl
                 (((second ? bases[1] : bases[0]) & NOT_SUMMED) ||
                  a.right_exponents[first + j] == ONEP_SPLIT_INFINITE)) {
                 const long long i = second ? row + 8 : row;
-                *element_at(a, i, first + j) = plain_sum(a, i, first + j) + (second ? bias[1] : bias[0]);
+                *element_at(a, i, first + j) = __fadd_rn(plain_sum(a, i, first + j), second ? bias[1] : bias[0]);
             }
         }
     }
@@ -288,16 +274,27 @@ __device__ __forceinline__ void finish_tile(const onep_split_product_args &a, fl
         return;
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-        row_statistics statistics = {0, 0, 0, 0};
-        if (again) {
+        row_statistics statistics = {0, 0, 0};
+        if (again) { /* infinities are added up as they are */
+            double sum = 0;
 #pragma unroll 1
-            for (int j = 0; inside[r] && j < reach; j += j & 1 ? 7 : 1)
-                statistics.add(*element_at(a, row + 8 * r, first + j));
+            for (int j = 0; inside[r] && j < reach; j += j & 1 ? 7 : 1) {
+                sum += (double)*element_at(a, row + 8 * r, first + j);
+                statistics.n += 1;
+            }
+            statistics.mean = statistics.n > 0 ? sum / statistics.n : 0.0;
+#pragma unroll 1
+            for (int j = 0; inside[r] && j < reach; j += j & 1 ? 7 : 1) {
+                double d = (double)*element_at(a, row + 8 * r, first + j) - statistics.mean;
+                statistics.m2 += d * d;
+            }
         } else {
+            row_sums sums_of_row = {0, 0, 0, 0};
 #pragma unroll
             for (int n = 0; n < HALVES * WIDTH / 4; n++)
                 if (4 * (n & ~1) + (n & 1) < reach)
-                    statistics.add(sums[4 * n / WIDTH][2 * (n & ~1) % (WIDTH / 2) + 2 * r + (n & 1)]);
+                    sums_of_row.add(sums[4 * n / WIDTH][2 * (n & ~1) % (WIDTH / 2) + 2 * r + (n & 1)]);
+            statistics = sums_of_row.finish();
         }
         keep_statistics(statistics, a.partial + 2 * (right_tile * a.left_rows + row + 8 * r), keeps && inside[r]);
     }
@@ -309,8 +306,8 @@ template <int KIND, int WIDTH, int HALVES>
 __device__ __forceinline__ void split_product(const onep_split_product_args &a)
 {
     enum { RIGHT = WIDTH * HALVES, RIGHT_BYTES = 2 * 128 * WIDTH };
-    extern __shared__ unsigned char room[];
-    __shared__ alignas(8) unsigned long long full[ONEP_SPLIT_UNITS], empty[ONEP_SPLIT_UNITS];
+    ONEP_DYNAMIC_SHARED(room);
+    alignas(8) __shared__ unsigned long long full[ONEP_SPLIT_UNITS], empty[ONEP_SPLIT_UNITS];
     __shared__ int base_of[ONEP_SPLIT_LEFT];
     __shared__ volatile float factor_of[ONEP_SPLIT_LEFT]; /* volatile: read again for every half, not kept */
     const unsigned ring = (shared_address(room) + 1023) / 1024 * 1024;
@@ -477,8 +474,8 @@ __device__ __forceinline__ void split_product(const onep_split_product_args &a)
 /*
  * Of the 232 registers a thread may have, sums and operands take 224. A few more are wanted: one of them in the loop,
  * the rest after it. The compiler reports
- *   onep_split_product_sm90_along_256: spills up to 96 bytes
- *   onep_split_product_sm90_across_256: spills up to 96 bytes
+ *   onep_split_product_sm90_along_256: spills up to 128 bytes
+ *   onep_split_product_sm90_across_256: spills up to 128 bytes
  */
 ONEP_SPLIT_PRODUCT(planes_256, PLANES, 128, 2)
 ONEP_SPLIT_PRODUCT(planes_128, PLANES, 128, 1)

@@ -1,0 +1,63 @@
+/*
+ * The fp32 product on tensor cores, for tests on a GPU and of the same kernels on the CPU (emulated_gpu.hpp): cases
+ * with their matrices in an arena, and what the model of the tensor cores (split_product.h) says of every bit.
+ * Everything a call touches lies in the arena; what is not its to write must be as it was.
+ */
+#ifndef ONEPASS_TEST_SPLIT_CASES_H
+#define ONEPASS_TEST_SPLIT_CASES_H
+
+#include "head_cuda_case.h"
+#include "split.h"
+#include "split_product.h"
+
+typedef enum family {
+    UNIFORM, /* [0, 1) by (-1, 1) */
+    GAUSSIAN,
+    LOGNORMAL, /* exp(3 x) */
+    OUTLIERS,  /* one element of a row of a is 2^20 where b is 0 */
+    CANCELLING,
+    SUBNORMAL, /* every third row of a, every third of b */
+    HUGE_VALUES,
+    ZERO_ROWS,
+    INFINITE, /* in one row of a and one of b */
+    NOT_A_NUMBER,
+    WIDE_CHUNKS, /* chunks of b from 2^-120 to 2^120 */
+    FAMILIES,
+} family;
+
+extern const char *const split_family_names[FAMILIES];
+
+typedef struct split_case {
+    int64_t m, n, k;
+    head_layout a_layout, b_layout, c_layout;
+    int a_swapped, b_swapped, bias, prepared, statistics;
+    family data;
+    onep_product_math math;
+    onep_split_trial trial;
+} split_case;
+
+typedef struct split_made {
+    head_field a, b, c, bias;
+    char *partial;
+    onep_split_planes prepared;
+    onep_product product;
+    void *workspace;
+    int64_t statistics_rows;
+} split_made;
+
+/* Gaussian operands, compact, for the kernels of split.h. */
+split_case split_plain_case(int64_t m, int64_t n, int64_t k);
+
+/* Element (row i, depth k) of an operand. */
+float split_at(const head_field *f, int swapped, int64_t i, int64_t k);
+
+/* Draws the matrices, in the arena. */
+split_made split_make_case(const split_case *c);
+void split_run_case(const split_case *c, split_made *made);
+
+/* Runs it and compares every bit. */
+void split_try_case(const split_case *c);
+
+void *split_must_have(size_t bytes);
+
+#endif

@@ -1,0 +1,127 @@
+/*
+ * The kernels of the split product on the CPU (emulated_kernels.cpp), with the C that plans them: the same cases, bit
+ * for bit, as tests/test_split_cuda.c has on a GPU, but few of them. "Device memory" is memory of the machine.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "emulated_device.h"
+#include "split_cases.h"
+
+/* ---- instead of a device ----------------------------------------------------------------------------------------- */
+
+int emulated_has_copy_engine(const onep_cuda *cuda)
+{
+    (void)cuda;
+    return 1;
+}
+
+/* Few, so that a block has several tiles and the ring of shared memory goes on from one to the next. */
+int emulated_multiprocessors(const onep_cuda *cuda)
+{
+    (void)cuda;
+    return 2;
+}
+
+onepass_status emulated_launch_early(const onep_cuda *cuda, const char *operator_name, const char *kernel,
+                                     unsigned grid, unsigned block, unsigned shared_bytes, const void *args,
+                                     size_t args_size)
+{
+    return emulated_launch_cluster(cuda, operator_name, kernel, grid, block, 1, shared_bytes, args, args_size);
+}
+
+void *cuda_claim(size_t bytes)
+{
+    void *memory = aligned_alloc(256, (bytes + 255) / 256 * 256);
+    if (!memory)
+        exit(2);
+    return memory;
+}
+
+void cuda_upload(void *to, const void *from, size_t bytes)
+{
+    memcpy(to, from, bytes);
+}
+
+void cuda_download(void *to, const void *from, size_t bytes)
+{
+    memcpy(to, from, bytes);
+}
+
+int cuda_tickets_are_zero(const onepass_handle *handle)
+{
+    (void)handle;
+    return 1; /* there are none */
+}
+
+/* ---- cases ------------------------------------------------------------------------------------------------------- */
+
+/* Tiles of each width, edges of each operand, one chunk and several, the last one full or not. */
+static void test_shapes(void)
+{
+    static const int64_t shapes[][3] = {{1, 1, 1},      {5, 7, 64},     {64, 128, 65}, {65, 129, 64},
+                                        {128, 40, 130}, {129, 200, 70}, {300, 130, 40}};
+    test_random random = test_random_stream(++head_streams);
+    for (int s = 0; s < (int)(sizeof shapes / sizeof shapes[0]); s++)
+        for (int variant = 0; variant < 4; variant++) {
+            split_case c = split_plain_case(shapes[s][0], shapes[s][1], shapes[s][2]);
+            c.prepared = variant == 1;
+            c.b_swapped = variant == 2;
+            c.trial.ampere = variant == 3;
+            c.a_swapped = (int)test_random_below(&random, 2);
+            c.bias = (int)test_random_below(&random, 2);
+            c.statistics = 1;
+            split_try_case(&c);
+        }
+}
+
+static void test_layouts(void)
+{
+    test_random random = test_random_stream(++head_streams);
+    for (int i = 0; i < 8; i++) {
+        split_case c = split_plain_case(20, 30, 70);
+        c.a_layout = (head_layout)(i % LAYOUTS);
+        c.b_layout = (head_layout)((i + 1) % LAYOUTS);
+        c.c_layout = (head_layout)test_random_below(&random, LAYOUTS);
+        c.a_swapped = (int)test_random_below(&random, 2);
+        c.b_swapped = i & 1;
+        split_try_case(&c);
+    }
+}
+
+static void test_families(void)
+{
+    for (int data = 0; data < FAMILIES; data++) {
+        split_case c = split_plain_case(10, 20, 200);
+        c.data = (family)data;
+        c.prepared = data % 3 == 1;
+        c.b_swapped = data % 3 == 2;
+        c.statistics = 1;
+        split_try_case(&c);
+    }
+}
+
+/* More tiles than blocks, and threads that keep each other waiting. */
+static void test_pipelines(void)
+{
+    static const onep_split_trial trials[] = {{0, 0, 3, 0}, {1, 0, 4, 0}, {0, 1, 0, 0}};
+    for (int i = 0; i < 3; i++) {
+        split_case c = split_plain_case(70, 390, 260);
+        c.prepared = i == 1;
+        c.b_swapped = i == 2;
+        c.trial = trials[i];
+        split_try_case(&c);
+    }
+}
+
+int main(void)
+{
+    static onepass_handle handle; /* nobody looks into it but for a device that is not there */
+    test_begin("split_emulated");
+    head_handle = &handle;
+    test_shapes();
+    test_layouts();
+    test_families();
+    test_pipelines();
+    return test_end();
+}
