@@ -12,6 +12,7 @@ import sys
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 COVERED = ["src/cuda/*", "tests/test_cuda.c", "tests/cuda_*.[ch]", "tests/test_head_cuda.c", "tests/head_cuda_case.*",
+           "tests/test_split_cuda.c", "tests/split_*.[ch]", "tests/tensor_core.*",
            "tests/kl_cases.*", "tests/test_kl.c", "tests/test_kl_special.c", "tests/test_tool_cuda.py",
            "tests/python/test_torch_errors.py"]
 

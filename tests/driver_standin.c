@@ -570,6 +570,12 @@ int cuModuleGetFunction(onep_cu_function **function, onep_cu_module *module, con
     return 0;
 }
 
+int cuFuncSetAttribute(onep_cu_function *function, int attribute, int value)
+{
+    (void)function, (void)attribute, (void)value;
+    return 0;
+}
+
 int cuStreamCreate(onep_cu_stream **stream, unsigned flags)
 {
     (void)flags;

@@ -39,7 +39,7 @@ int split_run(const float *x, int64_t count, int lo_scaled, uint16_t *hi, uint16
 }
 
 /* The exponent that a row's sums have: its first chunk's, but none that would make them larger than 2^40 times w. */
-static int base_of(const split_row *row)
+int split_base(const split_row *row)
 {
     return row->exponents[0] < SPLIT_BASE ? row->exponents[0] : SPLIT_BASE;
 }
@@ -61,7 +61,7 @@ void split_make(const split_scheme *scheme, int weight, const float *x, int64_t 
         int *exponent = &row->exponents[k / SPLIT_CHUNK];
         row->flags |=
             split_run(x + k, smaller(SPLIT_CHUNK, depth - k), scheme->lo_scaled, row->hi + k, row->lo + k, exponent);
-        if (base_of(row) - *exponent > SPLIT_ROOM)
+        if (split_base(row) - *exponent > SPLIT_ROOM)
             row->flags |= SPLIT_RANGE;
     }
 }
@@ -99,7 +99,7 @@ float split_product(const split_scheme *scheme, const float *x, const split_row 
         chunk = tensor_core_dot(scheme->core, ONEP_F16, chunk, a->hi + k, b->hi + k, end - k);
         if (end == depth || (scheme->promote != 0 && end % scheme->promote == 0)) {
             if (scheme->chunk_scaled)
-                main_sum = fmaf(chunk, power(base_of(w_row) - w_row->exponents[k / SPLIT_CHUNK]), main_sum);
+                main_sum = fmaf(chunk, power(split_base(w_row) - w_row->exponents[k / SPLIT_CHUNK]), main_sum);
             else
                 main_sum += chunk;
             chunk = 0;
@@ -107,5 +107,5 @@ float split_product(const split_scheme *scheme, const float *x, const split_row 
     }
     if (scheme->corrections == SPLIT_APART)
         main_sum = fmaf(corrections, undo, main_sum);
-    return split_rescale(main_sum, -x_row->exponents[0] - (scheme->chunk_scaled ? base_of(w_row) : w_row->exponents[0]));
+    return split_rescale(main_sum, -x_row->exponents[0] - (scheme->chunk_scaled ? split_base(w_row) : w_row->exponents[0]));
 }

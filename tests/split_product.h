@@ -3,7 +3,8 @@
  * two fp16 parts of each operand and three products of parts. Written for its bits, not for speed: on small shapes a
  * kernel must give exactly these.
  *
- *   split     a row of x is multiplied by 2^s, exact, so that its largest magnitude lies in [2^14, 2^15); then
+ *   split     a row of x is multiplied by 2^s, exact, so that its largest magnitude lies in [2^14, 2^15), or by 2^126
+ *             if that takes more; then
  *             hi = fp16(x 2^s), lo = fp16((x 2^s - hi) L), both to nearest, with L = 2^11 or 1 (lo_scaled or not).
  *             A row of w likewise, by 2^t; or each 64 of its depth by a power of two of their own (chunk_scaled).
  *   products  64 of the depth are a chunk. Per chunk, into an accumulator that starts from 0, in steps of 16:
@@ -12,9 +13,10 @@
  *             SPLIT_FIRST: all into one accumulator; if lo is scaled, it is multiplied by 1/L, exact, between the two.
  *             SPLIT_APART: corrections have an accumulator of their own, which runs through the whole depth.
  *   promotion every `promote` of the depth main += accumulator, in fp32 to nearest, and the accumulator starts from 0
- *             again; if chunk_scaled, main = fma(accumulator, 2^-t of the chunk, main).
+ *             again; if chunk_scaled, main = fma(accumulator, 2^(t of the first chunk - t of the chunk), main), with 54
+ *             for t of the first chunk if that is larger.
  *   end       y = main 2^-(s+t), with fma(corrections, 1/L, main) for main if they are apart. That takes two factors,
- *             because s+t can be from -226 to 326; y is rounded once, also if it is subnormal.
+ *             because s+t can be from -226 to 252; y is rounded once, also if it is subnormal.
  *
  * The tensor core adds as tensor_core.h says. docs/numerics.md derives how far y may be from the exact sum.
  */
@@ -55,6 +57,9 @@ typedef struct split_row {
     int *exponents;    /* s or t: one, or one for each chunk */
     int flags;
 } split_row;
+
+/* chunk_scaled: the exponent that the sums of a row of w have. */
+int split_base(const split_row *row);
 
 /* Splits one run of elements that share an exponent; returns flags. */
 int split_run(const float *x, int64_t count, int lo_scaled, uint16_t *hi, uint16_t *lo, int *exponent);
