@@ -49,7 +49,7 @@ static double drawn(const split_case *c, test_random *random, int is_b, int64_t 
     }
 }
 
-static onep_rows rows_of(int64_t count)
+onep_rows split_rows_of(int64_t count)
 {
     onep_rows rows = {.rank = count == 1 ? 0 : 1, .count = count};
     rows.extent[0] = count;
@@ -96,9 +96,9 @@ split_made split_make_case(const split_case *c)
         .a = made.a.operand,
         .b = made.b.operand,
         .c = made.c.operand,
-        .a_rows = rows_of(c->a_swapped ? c->k : c->m),
-        .b_rows = rows_of(c->b_swapped ? c->k : c->n),
-        .c_rows = rows_of(c->m),
+        .a_rows = split_rows_of(c->a_swapped ? c->k : c->m),
+        .b_rows = split_rows_of(c->b_swapped ? c->k : c->n),
+        .c_rows = split_rows_of(c->m),
         .a_swapped = c->a_swapped,
         .b_swapped = c->b_swapped,
         .math = c->math,

@@ -58,6 +58,7 @@ void split_run_case(const split_case *c, split_made *made);
 /* Runs it and compares every bit. */
 void split_try_case(const split_case *c);
 
+onep_rows split_rows_of(int64_t count);
 void *split_must_have(size_t bytes);
 
 #endif

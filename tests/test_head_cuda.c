@@ -337,7 +337,7 @@ static void check_gradients(const head_case *c, const head_tensors *t, const gra
     }
     if (c->one_scale)
         check_vector("grad_scale", &g->scale, 0, scale_sum, scale_size + unit * fabs(scale_sum));
-    double tf32 = c->math == ONEP_MATH_TF32 ? 0x1p-10 : 0;
+    double tf32 = c->math == ONEP_MATH_TF32 ? 0x1p-10 : c->math == ONEP_MATH_SPLIT ? 49 * 0x1p-24 : 0;
     int64_t wrong = 0;
     for (int64_t i = 0; i < m; i++)
         for (int64_t l = 0; l < k; l++) {
@@ -401,6 +401,8 @@ static void test_whole(void)
                     c.output_type = ONEP_F32;
                 if (type == ONEP_F32 && s % 4 == 0)
                     c.math = ONEP_MATH_TF32;
+                if (type == ONEP_F32 && s % 4 == 2)
+                    c.math = ONEP_MATH_SPLIT;
                 check_both(&c);
                 c.keep = 0; /* the product in the output or in the workspace */
                 check_forward(&c);
@@ -410,7 +412,7 @@ static void test_whole(void)
 /* ---- the linear layer -------------------------------------------------------------------------------------------- */
 
 static void check_linear(onep_type input, onep_type weight, onep_type output, int64_t m, int64_t n, int64_t k,
-                         head_layout l, int with_bias)
+                         head_layout l, int with_bias, onep_product_math math)
 {
     test_random random = test_random_stream(++head_streams);
     test_context("linear %lld x %lld x %lld, %s, %s to %s, layout %d, bias %d", (long long)m, (long long)n,
@@ -419,6 +421,7 @@ static void check_linear(onep_type input, onep_type weight, onep_type output, in
     head_arena_begin(0xff);
     int mixed = input != weight;
     double unit = onep_promote(input, weight) == ONEP_F64 ? 0x1p-53 : 0x1p-24;
+    double split = math == ONEP_MATH_SPLIT ? 49 : 0; /* docs/numerics.md; in halves of a unit */
     head_field x = field_place(input, m, k, l, 0), w = field_place(weight, n, k, l, 0),
                b = field_place(output, 1, n, COMPACT, 0);
     head_field y = field_place(output, m, n, l, 1), dy = field_place(mixed ? ONEP_F32 : input, m, n, l, 0);
@@ -431,14 +434,9 @@ static void check_linear(onep_type input, onep_type weight, onep_type output, in
                 head_put(&fields[f], i, j, head_normal(&random));
     onep_rows rows = {.rank = m == 1 ? 0 : 1, .count = m};
     rows.extent[0] = m;
-    size_t bytes = onep_linear_cuda_workspace(head_handle->cuda, m, k, n, input, weight, ONEP_MATH_PLAIN);
-    onep_linear_problem p = {.rows = rows,
-                             .depth = k,
-                             .columns = n,
-                             .input = x.operand,
-                             .weight = w.operand,
-                             .output = y.operand,
-                             .workspace = head_take_workspace(bytes)};
+    onep_linear_problem p = {
+        .rows = rows, .depth = k, .columns = n, .input = x.operand, .weight = w.operand, .output = y.operand};
+    p.workspace = head_take_workspace(onep_linear_cuda_workspace(head_handle->cuda, &p, math));
     if (with_bias)
         p.bias = b.operand;
     onep_linear_backward_problem q = {.rows = rows,
@@ -452,8 +450,8 @@ static void check_linear(onep_type input, onep_type weight, onep_type output, in
                                       .grad_bias = db.operand,
                                       .workspace = p.workspace};
     head_arena_send();
-    must_run(onep_linear_cuda_run(head_handle->cuda, &p, ONEP_MATH_PLAIN));
-    must_run(onep_linear_backward_cuda_run(head_handle->cuda, &q, ONEP_MATH_PLAIN));
+    must_run(onep_linear_cuda_run(head_handle->cuda, &p, math));
+    must_run(onep_linear_backward_cuda_run(head_handle->cuda, &q, math));
     head_arena_fetch();
     int64_t wrong[3] = {0};
     for (int64_t i = 0; i < m; i++)
@@ -465,7 +463,8 @@ static void check_linear(onep_type input, onep_type weight, onep_type output, in
             }
             /* cuBLASLt may round a half before it adds the bias, and again after it */
             double first = with_bias && output < ONEP_F32 ? half_unit_of(output) * fabs(sum - field_get(&b, 0, j)) : 0;
-            wrong[0] += !test_close_in(output, field_get(&y, i, j), sum, size * unit * (double)(k + 2) + first);
+            wrong[0] +=
+                !test_close_in(output, field_get(&y, i, j), sum, size * unit * ((double)(k + 2) + split) + first);
         }
     for (int64_t i = 0; i < m; i++)
         for (int64_t l2 = 0; l2 < k; l2++) {
@@ -474,7 +473,7 @@ static void check_linear(onep_type input, onep_type weight, onep_type output, in
                 sum += field_get(&dy, i, j) * field_get(&w, j, l2);
                 size += fabs(field_get(&dy, i, j) * field_get(&w, j, l2));
             }
-            wrong[1] += !test_close_in(input, field_get(&dx, i, l2), sum, size * unit * (double)(n + 2));
+            wrong[1] += !test_close_in(input, field_get(&dx, i, l2), sum, size * unit * ((double)(n + 2) + split));
         }
     for (int64_t j = 0; j < n; j++) {
         double bias = 0;
@@ -487,7 +486,7 @@ static void check_linear(onep_type input, onep_type weight, onep_type output, in
                 sum += field_get(&dy, i, j) * field_get(&x, i, l2);
                 size += fabs(field_get(&dy, i, j) * field_get(&x, i, l2));
             }
-            wrong[2] += !test_close_in(weight, field_get(&dw, j, l2), sum, size * unit * (double)(m + 2));
+            wrong[2] += !test_close_in(weight, field_get(&dw, j, l2), sum, size * unit * ((double)(m + 2) + split));
         }
     }
     CHECK(wrong[0] + wrong[1] + wrong[2] == 0, "wrong: %lld outputs, %lld of grad_input, %lld of grad_weight",
@@ -501,10 +500,14 @@ static void test_linear(void)
         for (int type = 0; type < ONEP_FLOAT_TYPES; type++)
             for (int l = 0; l < LAYOUTS; l++)
                 check_linear((onep_type)type, (onep_type)type, type < 2 && l % 2 ? ONEP_F32 : (onep_type)type,
-                             shapes[s][0], shapes[s][1], shapes[s][2], (head_layout)l, (type + l) % 2);
-    check_linear(ONEP_BF16, ONEP_F32, ONEP_F32, 30, 40, 50, COMPACT, 1);
-    check_linear(ONEP_F32, ONEP_F64, ONEP_F64, 30, 40, 50, COMPACT, 1);
-    check_linear(ONEP_F16, ONEP_BF16, ONEP_F32, 30, 40, 50, COMPACT, 0);
+                             shapes[s][0], shapes[s][1], shapes[s][2], (head_layout)l, (type + l) % 2, ONEP_MATH_PLAIN);
+    for (size_t s = 0; s < sizeof shapes / sizeof shapes[0]; s++)
+        for (int l = 0; l < LAYOUTS; l++)
+            check_linear(ONEP_F32, ONEP_F32, ONEP_F32, shapes[s][0], shapes[s][1], shapes[s][2], (head_layout)l, l % 2,
+                         ONEP_MATH_SPLIT);
+    check_linear(ONEP_BF16, ONEP_F32, ONEP_F32, 30, 40, 50, COMPACT, 1, ONEP_MATH_SPLIT);
+    check_linear(ONEP_F32, ONEP_F64, ONEP_F64, 30, 40, 50, COMPACT, 1, ONEP_MATH_PLAIN);
+    check_linear(ONEP_F16, ONEP_BF16, ONEP_F32, 30, 40, 50, COMPACT, 0, ONEP_MATH_PLAIN);
 }
 
 /* ---- the same bits, and graphs ----------------------------------------------------------------------------------- */
