@@ -143,8 +143,8 @@ const option_spec option_specs[] = {
 
     {HEAD | LINEAR | BENCH, "fp32-products",
      "With --device cuda, products of f32 matrices: full loses no digit of an operand, tf32 cuts them to 11 bits for "
-     "the tensor cores. bench: for head and linear.",
-     .kind = OPTION_CHOICE, .choices = "full|tf32", .fallback = "full"},
+     "the tensor cores, split makes two fp16 of each. bench: for head and linear.",
+     .kind = OPTION_CHOICE, .choices = "full|tf32|split", .fallback = "full"},
     {KL | HEAD | LINEAR | INFO | CHECK | BENCH, "device",
      "The CPU, or the GPU of that number; exit code 4 if it is not there.", .kind = OPTION_TEXT,
      .argument = "cpu|cuda[:N]", .fallback = "cpu"},
