@@ -215,7 +215,8 @@ static void check_statistics(const split_case *c, const split_made *made)
             memcpy(got, host + (size_t)(part * c->n + j) * 16, 16);
             CHECK(test_close(got[0], mean, spread * 0x1p-18 + size * 0x1p-50), "mean %.17g instead of %.17g", got[0],
                   mean);
-            CHECK(test_close(got[1], m2, m2 * 0x1p-16 + spread * spread * 0x1p-18 * (double)count + (double)count * 0x1p-140),
+            CHECK(test_close(got[1], m2,
+                             m2 * 0x1p-16 + spread * spread * 0x1p-18 * (double)count + (double)count * 0x1p-140),
                   "sum of squared deviations %.9g instead of %.9g", got[1], m2);
         }
 }

@@ -19,7 +19,7 @@ int split_run(const float *x, int64_t count, int lo_scaled, uint16_t *hi, uint16
             flags |= SPLIT_SPECIAL;
     int length = 15 - 126;
     if (largest != 0)
-        frexp(largest, &length); /* largest in [2^(length-1), 2^length) */
+        frexp(largest, &length);                       /* largest in [2^(length-1), 2^length) */
     *exponent = 15 - length < 126 ? 15 - length : 126; /* beyond it 2^s is no float; all bits of x are kept anyway */
 
     double scale = lo_scaled ? 0x1p11 : 1, smallest = largest * (lo_scaled ? 0x1p-29 : 0x1p-18);
@@ -107,5 +107,6 @@ float split_product(const split_scheme *scheme, const float *x, const split_row 
     }
     if (scheme->corrections == SPLIT_APART)
         main_sum = fmaf(corrections, undo, main_sum);
-    return split_rescale(main_sum, -x_row->exponents[0] - (scheme->chunk_scaled ? split_base(w_row) : w_row->exponents[0]));
+    return split_rescale(main_sum,
+                         -x_row->exponents[0] - (scheme->chunk_scaled ? split_base(w_row) : w_row->exponents[0]));
 }

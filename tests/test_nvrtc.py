@@ -37,11 +37,16 @@ class CompilerTest(unittest.TestCase):
 
     def test_kernels(self):
         """The build's own step with nvrtc.py for a compiler: a fatbin, its kernels, what it depends on, no spills."""
-        for name, kernel in (("kl_f32", "onep_kl_flat_f32_0_sum"), ("probe", "onep_")):
+        for name, kernel in (("kl_f32", "onep_kl_flat_f32_0_sum"), ("probe", "onep_"),
+                             ("split_sm90a", "onep_split_product_sm90_along_256")):
             output = os.path.join(self.directory, name + ".fatbin")
             flags = ["-O3", "-std=c++14", "-lineinfo", "-Xfatbin=-compress-all", "-I" + SOURCES,
-                     "-I" + os.path.join(ROOT, "src", "core"), "-gencode=arch=compute_80,code=sm_80",
-                     "-gencode=arch=compute_90,code=sm_90", "-gencode=arch=compute_80,code=compute_80"]
+                     "-I" + os.path.join(ROOT, "src", "core")]
+            if name.endswith("_sm90a"):
+                flags += ["-gencode=arch=compute_90a,code=sm_90a"]
+            else:
+                flags += ["-gencode=arch=compute_80,code=sm_80", "-gencode=arch=compute_90,code=sm_90",
+                          "-gencode=arch=compute_80,code=compute_80"]
             done = subprocess.run(["cmake", "-DSTEP=compile", "-DNVCC=%s;%s" % (sys.executable, NVRTC),
                                    "-DFLAGS=" + ";".join(flags), "-DSOURCE=%s/%s.cu" % (SOURCES, name),
                                    "-DOUTPUT=" + output, "-P", os.path.join(ROOT, "cmake", "fatbin.cmake")],
