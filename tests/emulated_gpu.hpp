@@ -5,8 +5,9 @@
  * the functions here, which do what the PTX manual says.
  *
  * The threads of a block are fibers of one thread of the machine: shared memory is that thread's own memory, at the
- * same offsets in every block, so that one block finds another one's. A fiber runs until it waits, and whom it then
- * makes room for is drawn at random: a barrier that is missing shows. Tensor cores are those of tensor_core.h.
+ * same offsets in every block, so that one block finds another one's. A fiber runs until it waits; with whom the next
+ * round begins, and which warp is held back for how long, is drawn at random, so that a barrier that is missing shows.
+ * Tensor cores are those of tensor_core.h.
  *
  * What it cannot show: speed, what the manual does not say, and races between instructions of one warp.
  */
@@ -188,12 +189,17 @@ static void run_block(block_state &b)
         uintptr_t address = (uintptr_t)&f;
         makecontext(&f.context, (void (*)())(void *)enter_kernel, 2, (unsigned)(address >> 32), (unsigned)address);
     }
-    while (left > 0) { /* rounds that begin somewhere else every time */
+    size_t held = b.warps.size(), rounds = 0; /* a warp that is held back, and for how long */
+    while (left > 0) {                        /* rounds that begin somewhere else every time */
         b.random = b.random * 6364136223846793005ull + 1442695040888963407ull;
         size_t begin = (size_t)(b.random >> 33) % b.fibers.size();
+        if (rounds-- == 0) {
+            held = (size_t)(b.random >> 40) % (2 * b.warps.size()); /* mostly none */
+            rounds = (size_t)(b.random >> 50) % 200;
+        }
         for (size_t i = 0; i < b.fibers.size(); i++) {
             fiber &f = b.fibers[(begin + i) % b.fibers.size()];
-            if (f.done)
+            if (f.done || f.thread / WARP == held)
                 continue;
             current = &f;
             swapcontext(&b.scheduler, &f.context);

@@ -94,8 +94,9 @@ static void test_families(void)
     for (int data = 0; data < FAMILIES; data++) {
         split_case c = split_plain_case(10, 20, 200);
         c.data = (family)data;
-        c.prepared = data % 3 == 1;
-        c.b_swapped = data % 3 == 2;
+        c.prepared = data % 4 == 1;
+        c.b_swapped = data % 4 == 2;
+        c.trial.ampere = data % 4 == 3;
         c.statistics = 1;
         split_try_case(&c);
     }
