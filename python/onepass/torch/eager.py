@@ -25,7 +25,7 @@ _functorch = getattr(torch._C, "_functorch", None)
 is_compiling = getattr(getattr(torch, "compiler", None), "is_compiling", _no)
 is_batched = getattr(_functorch, "is_legacy_batchedtensor", _no)  # by torch.autograd.grad(is_grads_batched=True)
 _dispatch_modes = getattr(torch._C, "_len_torch_dispatch_stack", _no)
-_transforms = getattr(_functorch, "peek_interpreter_stack", _no)
+transforms = getattr(_functorch, "peek_interpreter_stack", _no)  # of torch.func's
 is_tracing = torch._C._is_tracing  # by torch.jit.trace
 _forward_mode = torch.autograd.forward_ad
 
@@ -36,7 +36,7 @@ if HAS_TRACED:
         # Asked first: a compiler follows no further.
         if is_compiling():
             return False
-        return (type(a) in _PLAIN and type(b) in _PLAIN and not _dispatch_modes() and not _transforms()
+        return (type(a) in _PLAIN and type(b) in _PLAIN and not _dispatch_modes() and not transforms()
                 and not is_tracing() and _forward_mode._current_level < 0 and not a.is_meta)
 
 else:

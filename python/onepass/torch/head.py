@@ -1,8 +1,8 @@
 """linear_batch_norm_softmax: a linear layer, batch normalisation, a scale and softmax as one operator, and its module.
 
-Here arguments are read and the way is chosen. Plain eager calls go to the library (head_eager.py). A call that is
-compiled, traced or transformed, and one that PyTorch's own operations would refuse or that the library does not have,
-is made of those operations: they decide, and theirs are the errors.
+Here arguments are read and the way is chosen (matrices.py): head_eager.py, the operator of head_traced.py, or PyTorch's
+own operations. These also get what they would refuse and what the library does not have: they decide, and theirs are
+the errors.
 """
 
 import math
@@ -13,6 +13,9 @@ from torch import nn
 from torch.overrides import handle_torch_function, has_torch_function
 
 from onepass.torch import eager, head_eager, matrices
+
+if eager.HAS_TRACED:
+    from onepass.torch import head_traced
 
 # Before that, autocast on the CPU gave batch_norm and softmax float32.
 _CPU_AUTOCAST_KEEPS_HALF = eager.VERSION >= (1, 12)
@@ -32,7 +35,7 @@ def _composite(input, weight, bias, running_mean, running_var, gamma, beta, scal
     else:
         factor = 0.0 if momentum is None else momentum
         z = F.batch_norm(y, running_mean, running_var, gamma, beta, training, factor, eps)
-    return torch.softmax(scale * z, 1)
+    return torch.softmax(z if scale is None else scale * z, 1)
 
 
 def _cumulative(y, running_mean, running_var, gamma, beta, eps, count):
@@ -47,42 +50,44 @@ def _cumulative(y, running_mean, running_var, gamma, beta, eps, count):
     return z
 
 
-def _fits_types(input, bias, parameters, scale, autocast):
-    """Types that PyTorch's chain takes: one for the product; for normalisation that one, or float32 beside halves."""
-    y = input.dtype
-    beside = (y, torch.float32) if y in matrices.HALF else (y,)
-    return ((bias is None or bias.dtype is y or (autocast and bias.dtype in matrices.FLOATS[:3]))
-            and all(parameter is None or parameter.dtype in beside for parameter in parameters)
-            and scale.dtype in matrices.FLOATS)
-
-
 def _fits(input, weight, bias, running_mean, running_var, gamma, beta, scale, training, momentum, eps, count, autocast):
+    """True for what the library computes as PyTorch would."""
+    dtype = input.dtype
     if input.dim() != 2 or weight.dim() != 2 or input.shape[1] != weight.shape[1]:
         return False
-    if input.dtype not in matrices.FLOATS or weight.dtype is not input.dtype:
+    if dtype not in matrices.FLOATS or weight.dtype is not dtype:
         return False
+    # One type for the product, but for a bias that autocast would cast; normalisation may have float32 beside halves.
     feature = weight.shape[:1]
-    parameters = (running_mean, running_var, gamma, beta)
-    if not _fits_types(input, bias, parameters, scale, autocast):
+    if bias is not None and (bias.shape != feature or not (bias.dtype is dtype or (
+            autocast and bias.dtype in matrices.FLOATS[:3]))):
         return False
-    if any(tensor is not None and tensor.shape != feature for tensor in (bias,) + parameters):
-        return False
-    if tuple(scale.shape) not in ((), (1,), (1, 1), (feature[0],), (1, feature[0])):
+    beside = torch.float32 if dtype in matrices.HALF else dtype
+    for parameter in (running_mean, running_var, gamma, beta):
+        if parameter is not None and (parameter.shape != feature or not (
+                parameter.dtype is dtype or parameter.dtype is beside)):
+            return False
+    if scale is not None and (scale.dtype not in matrices.FLOATS or tuple(scale.shape) not in (
+            (), (1,), (1, 1), (feature[0],), (1, feature[0]))):
         return False
     if (running_mean is None) != (running_var is None) or not (eps >= 0 and math.isfinite(eps)):
         return False
     if not training:
         return running_mean is not None
     # PyTorch has its own words for a batch of 1.
-    return (input.shape[0] != 1 and (count is None or (count.dtype is torch.int64 and count.numel() == 1))
+    return (input.shape[0] != 1 and (count is None or (count.dtype is torch.int64 and tuple(count.shape) in ((), (1,))))
             and (momentum is None or math.isfinite(momentum)))
+
+
+def _promoted(a, b):
+    return a if a is b else torch.promote_types(a, b)
 
 
 def _output_dtype(input, scale, autocast):
     """What scale * y, and softmax of it, have in PyTorch."""
-    dtype = input.dtype if scale.dim() == 0 else torch.promote_types(input.dtype, scale.dtype)
+    dtype = input.dtype if scale is None or scale.dim() == 0 else _promoted(input.dtype, scale.dtype)
     if autocast and (input.is_cuda or not _CPU_AUTOCAST_KEEPS_HALF):
-        return torch.promote_types(dtype, torch.float32)
+        return _promoted(dtype, torch.float32)
     return dtype
 
 
@@ -93,7 +98,7 @@ def linear_batch_norm_softmax(input, weight, bias, running_mean, running_var, ga
     input [B, K], weight [N, K], bias [N] or None
     running_mean, running_var   [N] or both None: updated in place if training, normalised with if not
     gamma, beta                 batch_norm's weight and bias, [N] or None
-    scale                       a tensor of one element, or of one a feature
+    scale                       a tensor of one element, or of one a feature; a number; None: 1
     training                    normalise with the statistics of the batch
     momentum                    None: cumulative average, by num_batches_tracked, which no host reads
     eps                         added to the variance
@@ -109,33 +114,74 @@ def linear_batch_norm_softmax(input, weight, bias, running_mean, running_var, ga
                                      gamma, beta, scale, training, momentum, eps,
                                      num_batches_tracked=num_batches_tracked)
     options = (training, momentum, eps, num_batches_tracked)
-    if not isinstance(scale, torch.Tensor) or not matrices.are_plain(tensors):
+    is_number = type(scale) in (float, int)
+    if is_number:
+        tensors = tensors[:7] + tensors[8:]
+    is_plain = matrices.are_plain(tensors)
+    if not is_plain and not matrices.are_traceable(tensors):
         return _composite(input, weight, bias, running_mean, running_var, gamma, beta, scale, *options)
     x, w = input, weight
     autocast = eager.autocasts(input)
     if autocast and input.dtype in matrices.FLOATS[:3] and weight.dtype in matrices.FLOATS[:3]:
         dtype = matrices.autocast_dtype(input)
         x, w = input.to(dtype), weight.to(dtype)
-    if not _fits(x, w, bias, running_mean, running_var, gamma, beta, scale, *options, autocast):
+    factor = x.new_full((), scale, dtype=matrices.computed_dtype(x)) if is_number else scale
+    if not _fits(x, w, bias, running_mean, running_var, gamma, beta, factor, *options, autocast):
         return _composite(input, weight, bias, running_mean, running_var, gamma, beta, scale, *options)
     if momentum is None and (num_batches_tracked is None or running_mean is None):
         momentum = 0.0  # as nn.BatchNorm1d, which then updates nothing
     call = head_eager.Call(training, momentum, eps, running_mean, running_var,
-                           num_batches_tracked if training else None, _output_dtype(x, scale, autocast))
-    return head_eager.head(x, w, bias, gamma, beta, scale, call)
+                           num_batches_tracked if training else None, _output_dtype(x, factor, autocast))
+    return (head_eager if is_plain else head_traced).head(x, w, bias, gamma, beta, factor, call)
 
 
 # ---- module ----------------------------------------------------------------------------------------------------------
 
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-_GLOBAL_HOOKS = [getattr(nn.modules.module, "_global" + name) for name in _HOOKS
+_GLOBAL_HOOKS = [getattr(nn.modules.module, "_global" + name)
+                 for name in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
                  if hasattr(nn.modules.module, "_global" + name)]
 
 
 def _is_stock(module, kind):
     """True if calling the module does what its class says, and nothing else."""
-    return type(module) is kind and "forward" not in module.__dict__ and not any(
-        module.__dict__.get(name) for name in _HOOKS)
+    state = module.__dict__
+    return type(module) is kind and "forward" not in state and not (
+        state["_forward_hooks"] or state["_forward_pre_hooks"] or state["_backward_hooks"]
+        or state.get("_backward_pre_hooks"))
+
+
+def _dimension_of(softmax):
+    """What softmax is taken over; None if calling the module does more."""
+    if isinstance(softmax, int):
+        return softmax
+    return softmax.dim if _is_stock(softmax, nn.Softmax) else None
+
+
+def _is_over_features(dimension, input):
+    """True if softmax is over the features, which are the input's second dimension and, of two, the last."""
+    return dimension == 1 or (dimension == -1 and not has_torch_function((input,)) and input.dim() == 2)
+
+
+def linear_batch_norm_softmax_of(input, gemm, bn, scale, softmax):
+    """softmax(scale * bn(gemm(input))) of modules, by linear_batch_norm_softmax as long as they do what their classes
+    say and nothing else; otherwise they are called as the modules they are.
+
+    gemm, bn   nn.Linear, nn.BatchNorm1d
+    scale      as in linear_batch_norm_softmax
+    softmax    nn.Softmax, or its dimension
+    """
+    if (not (_is_stock(gemm, nn.Linear) and _is_stock(bn, nn.BatchNorm1d)) or any(_GLOBAL_HOOKS)
+            or not _is_over_features(_dimension_of(softmax), input)):
+        z = bn(gemm(input))
+        z = z if scale is None else scale * z
+        return torch.softmax(z, softmax) if isinstance(softmax, int) else softmax(z)
+    # As nn.BatchNorm1d reads its own attributes, track_running_stats set to False later included.
+    uses_running = bn.track_running_stats or not bn.training
+    training = bn.training or (bn.running_mean is None and bn.running_var is None)
+    counts = bn.training and bn.track_running_stats
+    return linear_batch_norm_softmax(input, gemm.weight, gemm.bias, bn.running_mean if uses_running else None,
+                                     bn.running_var if uses_running else None, bn.weight, bn.bias, scale, training,
+                                     bn.momentum, bn.eps, bn.num_batches_tracked if counts else None)
 
 
 class LinearBatchNormSoftmax(nn.Module):
@@ -155,13 +201,4 @@ class LinearBatchNormSoftmax(nn.Module):
         self.scale = nn.Parameter(torch.ones(scale_shape, device=device, dtype=dtype))
 
     def forward(self, input):
-        gemm, bn = self.gemm, self.bn
-        if not (_is_stock(gemm, nn.Linear) and _is_stock(bn, nn.BatchNorm1d)) or any(_GLOBAL_HOOKS):
-            return torch.softmax(self.scale * bn(gemm(input)), 1)
-        # As nn.BatchNorm1d reads its own attributes, track_running_stats set to False later included.
-        uses_running = bn.track_running_stats or not bn.training
-        training = bn.training or (bn.running_mean is None and bn.running_var is None)
-        counts = bn.training and bn.track_running_stats
-        return linear_batch_norm_softmax(input, gemm.weight, gemm.bias, bn.running_mean if uses_running else None,
-                                         bn.running_var if uses_running else None, bn.weight, bn.bias, self.scale,
-                                         training, bn.momentum, bn.eps, bn.num_batches_tracked if counts else None)
+        return linear_batch_norm_softmax_of(input, self.gemm, self.bn, self.scale, 1)

@@ -8,15 +8,9 @@ the upstream gradient beforehand.
 import torch
 
 from onepass import errors
-from onepass.torch import eager, kl_calls, kl_derivatives
+from onepass.torch import eager, kl_calls, kl_derivatives, operators
 from onepass.torch.kl_calls import NONE, ROWS, Call
-
-_library = torch.library.Library("onepass", "DEF")
-_CALL = "int form, int reduction, int semantics, float divisor, ScalarType? dtype"
-_library.define("kl(Tensor predictions, Tensor targets, Tensor? row_weights, Tensor? row_mask, " + _CALL +
-                ") -> Tensor")
-_library.define("kl_backward(Tensor upstream, Tensor predictions, Tensor targets, Tensor? row_weights, "
-                "Tensor? row_mask, " + _CALL + ", bool to_predictions, bool to_targets) -> (Tensor, Tensor)")
+from onepass.torch.operators import not_asked_for
 
 
 def _kl(predictions, targets, row_weights, row_mask, *call):
@@ -37,27 +31,24 @@ def _check_meta(predictions, targets):
                  (targets.device, predictions.device))
 
 
-def _not_asked_for(tensor):
-    return tensor.new_empty(0)
-
-
 def _kl_backward(upstream, predictions, targets, row_weights, row_mask, *rest):
     call, needs = Call(*rest[:5]), rest[5:]
     made = kl_calls.gradients(call, upstream, predictions, targets, row_weights, row_mask, needs)
-    return (made[0] if needs[0] else _not_asked_for(predictions), made[1] if needs[1] else _not_asked_for(targets))
+    return (made[0] if needs[0] else not_asked_for(predictions), made[1] if needs[1] else not_asked_for(targets))
 
 
 def _kl_backward_meta(upstream, predictions, targets, row_weights, row_mask, *rest):
     needs = rest[5:]
-    return (torch.empty_like(predictions) if needs[0] else _not_asked_for(predictions),
-            torch.empty_like(targets) if needs[1] else _not_asked_for(targets))
+    return (torch.empty_like(predictions) if needs[0] else not_asked_for(predictions),
+            torch.empty_like(targets) if needs[1] else not_asked_for(targets))
 
 
-for _key in ("CPU", "CUDA"):
-    _library.impl("kl", _kl, _key)
-    _library.impl("kl_backward", _kl_backward, _key)
-_library.impl("kl", _kl_meta, "Meta")
-_library.impl("kl_backward", _kl_backward_meta, "Meta")
+_CALL = "int form, int reduction, int semantics, float divisor, ScalarType? dtype"
+operators.define("kl(Tensor predictions, Tensor targets, Tensor? row_weights, Tensor? row_mask, " + _CALL +
+                 ") -> Tensor", _kl, _kl_meta)
+operators.define("kl_backward(Tensor upstream, Tensor predictions, Tensor targets, Tensor? row_weights, "
+                 "Tensor? row_mask, " + _CALL + ", bool to_predictions, bool to_targets) -> (Tensor, Tensor)",
+                 _kl_backward, _kl_backward_meta)
 
 
 # ---- vmap -----------------------------------------------------------------------------------------------------------
@@ -165,8 +156,8 @@ class Backward(torch.autograd.Function):
         kl_derivatives.check_tangents(d_row_weights, d_row_mask)
         predictions, targets = ctx.saved_tensors[1:3]
         tangents = kl_derivatives.gradient_tangents(ctx.call, *ctx.saved_tensors, d_upstream, d_predictions, d_targets)
-        return (tangents[0].to(predictions.dtype) if ctx.needs[0] else _not_asked_for(predictions),
-                tangents[1].to(targets.dtype) if ctx.needs[1] else _not_asked_for(targets))
+        return (tangents[0].to(predictions.dtype) if ctx.needs[0] else not_asked_for(predictions),
+                tangents[1].to(targets.dtype) if ctx.needs[1] else not_asked_for(targets))
 
     @staticmethod
     def vmap(info, in_dims, upstream, predictions, targets, row_weights, row_mask, *rest):

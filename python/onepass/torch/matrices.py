@@ -1,4 +1,9 @@
-"""What linear and head share: which tensors go straight to the library, autocast, how fp32 matrices are multiplied."""
+"""What linear and head share: which way a call goes, autocast, how fp32 matrices are multiplied.
+
+There are three ways. A plain eager call goes straight to the library. What is compiled, exported or watched by a
+dispatch mode sees an operator of the dispatcher. All others, torch.func, forward mode, torch.jit.trace and tensor
+classes, get PyTorch's own operations, whose rules they know.
+"""
 
 import torch
 from torch.autograd import forward_ad
@@ -28,6 +33,53 @@ def are_plain(tensors):
                                    or tensor.layout is not torch.strided or tensor.is_neg()):
             return False
     return eager.is_plain(tensors[0], tensors[0])
+
+
+if eager.HAS_TRACED:
+
+    def are_traceable(tensors):
+        """True if an operator of the dispatcher can stand for a call that is not plain."""
+        if forward_ad._current_level >= 0:
+            return False
+        # A compiler does not follow these questions, and traces neither.
+        if not eager.is_compiling() and (eager.is_tracing() or eager.transforms()):
+            return False
+        device = tensors[0].device
+        if device.type not in ("cpu", "cuda", "meta"):
+            return False
+        for tensor in tensors:
+            if tensor is not None and (tensor.device != device or tensor.layout is not torch.strided
+                                       or not _is_traced_class(type(tensor))):
+                return False
+        return True
+
+    def _is_traced_class(cls):
+        # Fake and functional tensors: what PyTorch itself traces with.
+        return cls in _PLAIN or cls.__module__.startswith("torch._subclasses.")
+
+else:
+
+    def are_traceable(tensors):
+        """Never: an older PyTorch has its own operations only."""
+        return False
+
+
+def wants_gradients(*tensors):
+    if torch.is_grad_enabled():
+        for tensor in tensors:
+            if tensor is not None and tensor.requires_grad:
+                return True
+    return False
+
+
+def computed_dtype(input):
+    """What the library computes in."""
+    return torch.float64 if input.dtype is torch.float64 else torch.float32
+
+
+def stand_in(like, shape):
+    """A tensor whose shape and type alone are looked at."""
+    return like.new_empty(()).expand(shape)
 
 
 # ---- autocast --------------------------------------------------------------------------------------------------------

@@ -1,0 +1,45 @@
+"""linear for whoever must see the call: onepass::linear and onepass::linear_backward in PyTorch's dispatcher."""
+
+import torch
+
+from onepass.torch import linear_eager, matrices, operators
+
+
+def _linear_meta(input, weight, bias):
+    torch._check(input.shape[-1] == weight.shape[1],
+                 lambda: "linear: weight: shape %s does not fit input %s; it must have as many columns" %
+                 (list(weight.shape), list(input.shape)))
+    return input.new_empty(input.shape[:-1] + weight.shape[:1])
+
+
+class _Linear(linear_eager.Linear):
+    @staticmethod
+    def forward(ctx, input, weight, bias):
+        linear_eager.keep(ctx, input, weight)
+        with operators.below_autograd():
+            return torch.ops.onepass.linear(input, weight, bias)
+
+
+def _linear_autograd(input, weight, bias):
+    if matrices.wants_gradients(input, weight, bias):
+        return _Linear.apply(input, weight, bias)
+    with operators.below_autograd():
+        return torch.ops.onepass.linear(input, weight, bias)
+
+
+def _all(upstream, gradients):
+    return tuple(operators.not_asked_for(upstream) if gradient is None else gradient for gradient in gradients)
+
+
+def _linear_backward(upstream, input, weight, to_bias):
+    return _all(upstream, linear_eager.gradients(upstream, input, weight, to_bias))
+
+
+def _linear_backward_meta(upstream, input, weight, to_bias):
+    return _all(upstream, linear_eager.empty_gradients(upstream, input, weight, to_bias))
+
+
+operators.define("linear(Tensor input, Tensor weight, Tensor? bias) -> Tensor", linear_eager.product, _linear_meta,
+                 _linear_autograd)
+operators.define("linear_backward(Tensor upstream, Tensor? input, Tensor? weight, bool to_bias) -> "
+                 "(Tensor, Tensor, Tensor)", _linear_backward, _linear_backward_meta)
