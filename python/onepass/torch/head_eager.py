@@ -170,8 +170,11 @@ def _gradients_in_torch(ctx, upstream, to_product, output, product, mean, rstd, 
             to_input = to_product.matmul(weight.to(product.dtype)).to(weight.dtype)
         if to_product is not None and needs[1]:
             to_weight = to_product.t().matmul(input.to(product.dtype)).to(input.dtype)
-    # A constant added to a feature changes nothing if the batch's own mean is subtracted again.
-    to_bias = torch.zeros_like(bias) if needs[2] and ctx.training else made[1]
+    to_bias = made[1]
+    if needs[2] and ctx.training:
+        # 0: a constant added to a feature changes nothing if the batch's own mean is subtracted again. Made of the bias,
+        # so that it has derivatives, which are 0 too.
+        to_bias = bias.masked_fill(torch.ones_like(bias, dtype=torch.bool), 0)
     return (to_input, to_weight, to_bias) + made[2:]
 
 

@@ -4,6 +4,7 @@ A pattern is a function of a trace, one of its nodes and what was found so far. 
 found.replace(...), or leaves it and says found.refuse(...). It refuses when the result could differ: unsure is no.
 """
 
+import operator
 import warnings
 from collections import namedtuple
 
@@ -11,6 +12,7 @@ import torch
 import torch.fx
 
 from onepass.torch import eager
+from onepass.torch.head import linear_batch_norm_softmax_of
 from onepass.torch.kl import kl_div, kl_div_probs
 from onepass.torch.modules import KLDivLoss
 from onepass.torch.rewrite_trace import is_known, is_pytorchs
@@ -94,18 +96,25 @@ def _between(first, last):
         node = node.next
 
 
-# ---- KL divergence --------------------------------------------------------------------------------------------------
-
-# divisor, semantics: onepass.torch.kl_div's own; warns: of reduction 'mean'
-_Call = namedtuple("_Call", "what input target size_average reduce reduction log_target divisor semantics warns")
-_FUNCTIONAL = ("input", "target", "size_average", "reduce", "reduction", "log_target")
-
-
 def _bound(node, names, defaults):
     """The node's arguments by name; None if they do not fit (and the call will say so itself)."""
     values = dict(defaults, **dict(zip(names, node.args)))
     values.update(node.kwargs)
     return values if len(node.args) <= len(names) and sorted(values) == sorted(names) else None
+
+
+def _put(trace, node, function, arguments, options):
+    """The function's call instead of the node."""
+    with trace.graph.inserting_before(node):
+        node.replace_all_uses_with(trace.graph.call_function(function, arguments, options))
+    trace.graph.erase_node(node)
+
+
+# ---- KL divergence --------------------------------------------------------------------------------------------------
+
+# divisor, semantics: onepass.torch.kl_div's own; warns: of reduction 'mean'
+_Call = namedtuple("_Call", "what input target size_average reduce reduction log_target divisor semantics warns")
+_FUNCTIONAL = ("input", "target", "size_average", "reduce", "reduction", "log_target")
 
 
 def _call(what, values, warns, divisor=None, semantics=None):
@@ -245,11 +254,108 @@ def _fuse(trace, node, call, predictions, options, found):
     found.replace(node, "log, " + call.what, "onepass.torch.kl_div_probs")
 
 
-def _put(trace, node, function, arguments, options):
-    """The function's call instead of the node."""
+# ---- linear layer, batch normalisation, scale, softmax ---------------------------------------------------------------
+
+# input: a node; dimension: what softmax is over; module: the path of an nn.Softmax, None for a function
+_Softmax = namedtuple("_Softmax", "input dimension dtype module")
+_PRODUCTS = (operator.mul, torch.mul, getattr(torch, "multiply", torch.mul), "mul", "multiply")
+
+
+def _softmax_of(trace, node):
+    """The node as a softmax; None if it is none."""
+    values = module = None
+    if node.op == "call_module" and isinstance(trace.module(node.target), torch.nn.Softmax):
+        module = node.target
+        values = _bound(node, ("input",), {})
+        values = values and dict(values, dim=trace.module(module).dim, dtype=None)
+    elif node.op == "call_function" and node.target is torch.nn.functional.softmax:
+        values = _bound(node, ("input", "dim", "_stacklevel", "dtype"), dict(dim=None, _stacklevel=3, dtype=None))
+    elif node.op == "call_function" and node.target is torch.softmax or (
+            node.op == "call_method" and node.target == "softmax"):
+        values = _bound(node, ("input", "dim", "dtype"), dict(dtype=None))
+    return values and _Softmax(values["input"], values["dim"], values["dtype"], module)
+
+
+def _factors_of(node):
+    """(a, b) of a product a * b; None if the node is none."""
+    if node.op in ("call_function", "call_method") and node.target in _PRODUCTS:
+        values = _bound(node, ("input", "other"), {})
+        return values and (values["input"], values["other"])
+    return None
+
+
+def _input_of(trace, node, cls):
+    """The input of the module of this class, or derived from it, that the node calls; None if it calls none."""
+    if isinstance(node, torch.fx.Node) and node.op == "call_module" and isinstance(trace.module(node.target), cls):
+        values = _bound(node, ("input",), {})
+        return values and values["input"]
+    return None
+
+
+def _head_of(trace, node):
+    """(nodes of the linear layer, batch normalisation, product with the scale or None; the scale) before a softmax;
+    None if that is not what is there."""
+    product, scale, bn = None, None, node
+    if isinstance(node, torch.fx.Node) and _factors_of(node):
+        for bn, scale in zip(_factors_of(node), reversed(_factors_of(node))):
+            if _input_of(trace, bn, torch.nn.BatchNorm1d) is not None:
+                product = node
+                break
+    gemm = _input_of(trace, bn, torch.nn.BatchNorm1d)
+    if gemm is None or _input_of(trace, gemm, torch.nn.Linear) is None:
+        return None
+    return gemm, bn, product, scale
+
+
+def _why_not_scale(trace, scale, features):
+    if type(scale) in (int, float):
+        return None
+    if not (isinstance(scale, torch.fx.Node) and scale.op == "get_attr"):
+        return "the scale is not a number, a parameter or a buffer"
+    path, _, name = scale.target.rpartition(".")
+    if getattr(trace.module(path), name).numel() not in (1, features):
+        return "the scale has neither one element nor one a feature"
+    return None
+
+
+def _why_not_head(trace, node, softmax, gemm, bn, product, scale):
+    """Why the chain cannot become one call; None if it can."""
+    chain = [gemm, bn] + ([product] if product is not None else [])
+    if any(len(each.users) > 1 for each in chain):
+        return "a value between the linear layer and softmax is used elsewhere too"
+    if any(other not in chain and other.op != "get_attr" for other in _between(gemm, node)):
+        return "something else is done between the linear layer and softmax"
+    if type(softmax.dimension) is not int or softmax.dimension not in (1, -1) or softmax.dtype is not None:
+        return "softmax has dim=%s, dtype=%s; it must be over the features and keep the type" % softmax[1:3]
+    modules = [(gemm.target, torch.nn.Linear), (bn.target, torch.nn.BatchNorm1d)]
+    modules += [(softmax.module, torch.nn.Softmax)] if softmax.module else []
+    for path, cls in modules:
+        why = why_not_plain(trace.module(path), cls)
+        if why:
+            return "%s: %s" % (path, why)
+    return None if product is None else _why_not_scale(trace, scale, trace.module(bn.target).num_features)
+
+
+def head(trace, node, found):
+    """softmax(scale * bn(linear(x))) -> onepass.torch.linear_batch_norm_softmax, with the modules' own state. That the
+    modules are plain is asked again in every call."""
+    softmax = _softmax_of(trace, node)
+    chain = softmax and _head_of(trace, softmax.input)
+    if not chain:
+        return
+    gemm, bn, product, scale = chain
+    what = "Linear, BatchNorm1d, %ssoftmax" % ("scale, " if product is not None else "")
+    why = _why_not_head(trace, node, softmax, *chain)
+    if why:
+        return found.refuse(node, what, why)
     with trace.graph.inserting_before(node):
-        node.replace_all_uses_with(trace.graph.call_function(function, arguments, options))
-    trace.graph.erase_node(node)
+        modules = [trace.graph.create_node("get_attr", path) for path in (gemm.target, bn.target)]
+        over = trace.graph.create_node("get_attr", softmax.module) if softmax.module else softmax.dimension
+    _put(trace, node, linear_batch_norm_softmax_of, (_input_of(trace, gemm, torch.nn.Linear), *modules, scale, over), {})
+    for each in (product, bn, gemm):
+        if each is not None:
+            trace.graph.erase_node(each)
+    found.replace(node, what, "onepass.torch.linear_batch_norm_softmax")
 
 
-PATTERNS = (kl_divergence,)
+PATTERNS = (kl_divergence, head)
