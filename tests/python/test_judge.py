@@ -669,15 +669,23 @@ def test_on_a_gpu(tool, tmp_path):
     assert report["memory"]["forward"]["candidate"] > 0
 
 
-def test_what_the_library_rewrites(tool):
-    """Without a candidate: what onepass.torch.rewrite makes of the reference."""
+@pytest.mark.parametrize("problem", ["kl_div", "linear_bn_softmax"])
+def test_what_the_library_rewrites(tool, tmp_path, problem):
+    """Without a candidate: what onepass.torch.rewrite makes of the reference. A model that differs in evaluation is
+    judged in both modes."""
     try:
         from onepass.torch import rewrite  # noqa: F401
     except ImportError as error:
         pytest.skip("the compiled library is not here: %s" % error)
-    code, verdict = tool((ROOT / "problems" / "kl_div.py").read_text(encoding="utf-8"), None, "--no-time")
+    text = (ROOT / "problems" / (problem + ".py")).read_text(encoding="utf-8")
+    code, verdict = tool(text, None, "--no-time", "--size", "small", "--json", str(tmp_path / "out.json"))
     assert code == 0, tool.printed.out
     assert "built by onepass.torch.rewrite" in tool.printed.out
+    checks = json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))["checks"]
+    status = {check["name"]: check["status"] for check in checks}
+    assert status["values"] == status["gradients"] == status["double_backward"] == status["dtypes"] == "pass"
+    if problem == "linear_bn_softmax":
+        assert status["eval"] == status["buffers"] == status["weights"] == status["steps"] == "pass"
 
 
 # ---- clocks and floors that this machine does not have ---------------------------------------------------------------

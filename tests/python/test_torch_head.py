@@ -15,103 +15,23 @@ import weakref
 import pytest
 
 import torch_samples as samples
-from torch_samples import F, VERSION, needs_compile, needs_cuda, needs_func, torch
+from head_samples import CLOSE, Chain, calls, check, draw, functional, leaves, models, off, step  # noqa: F401: calls
+from torch_samples import F, VERSION, needs_cuda, torch
 
-import onepass
-import onepass.torch
-from onepass import library
 from onepass.torch import LinearBatchNormSoftmax, linear_batch_norm_softmax
 
 nn = torch.nn
-CLOSE = 1e-12  # of float64's 1.1e-16: what a few hundred roundings may add up to
 HALF = (torch.float16, torch.bfloat16)
 
 
-class Chain(nn.Module):
-    """What is replaced."""
-
-    def __init__(self, in_features, out_features, bn_eps=1e-5, bn_momentum=0.1, scale_shape=(1,), bias=True, affine=True,
-                 track_running_stats=True):
-        super().__init__()
-        self.gemm = nn.Linear(in_features, out_features, bias=bias)
-        self.bn = nn.BatchNorm1d(out_features, eps=bn_eps, momentum=bn_momentum, affine=affine,
-                                 track_running_stats=track_running_stats)
-        self.scale = nn.Parameter(torch.ones(scale_shape))
-        self.softmax = nn.Softmax(dim=1)
-
-    def forward(self, x):
-        return self.softmax(self.scale * self.bn(self.gemm(x)))
-
-
-def off(found, expected, size=None):
-    """Norm of the error relative to that of the expected tensor, or to `size`; NaN is infinite."""
-    error = float((found.detach().double() - expected.detach().double()).norm())
-    size = float(expected.detach().double().norm()) if size is None else size
-    return math.inf if error != error else error / size if size else error
-
-
-def models(generator, inputs, outputs, dtype=torch.float64, device="cpu", **options):
-    """(ours, theirs) with the same state, none of it at its first value."""
-    theirs = Chain(inputs, outputs, **options)
-    with torch.no_grad():
-        for name, tensor in list(theirs.named_parameters()) + list(theirs.named_buffers()):
-            if tensor.is_floating_point():
-                tensor.copy_(torch.randn(tensor.shape, generator=generator) * (0.3 if "gemm" in name else 1))
-            if "running_var" in name:
-                tensor.abs_().add_(0.2)
-    theirs = theirs.to(device=device, dtype=dtype)
-    ours = LinearBatchNormSoftmax(inputs, outputs, **options).to(device=device, dtype=dtype)
-    ours.load_state_dict(theirs.state_dict())
-    return ours, theirs
-
-
-def draw(generator, rows, columns, dtype=torch.float64, device="cpu"):
-    return torch.randn(rows, columns, generator=generator, dtype=torch.float64).to(device=device, dtype=dtype)
-
-
-def step(model, x, upstream):
-    """{name: tensor}: output, gradients, buffers. Gradients of the model are new ones."""
-    model.zero_grad()
-    x = x.detach().requires_grad_()
-    output = model(x)
-    output.backward(upstream.to(output.dtype))
-    made = {"output": output.detach(), "x": x.grad}
-    made.update((name, parameter.grad.clone()) for name, parameter in model.named_parameters())
-    made.update((name, buffer.clone()) for name, buffer in model.named_buffers())
-    return made
-
-
 def scale_size(model, x, upstream):
-    """The norm of what is added up to the gradient of the scale: positive and negative numbers, which may leave little."""
+    """The norm of what is added up to the gradient of the scale: positive and negative numbers, which may leave
+    little."""
     model = copy.deepcopy(model)
     with torch.no_grad():
         y = model.bn(model.gemm(x))
     scale = (model.scale.detach() * torch.ones_like(y)).requires_grad_()
     return float(torch.autograd.grad(torch.softmax(scale * y, 1), scale, upstream)[0].norm())
-
-
-def check(found, expected, batch_statistics, limit=CLOSE):
-    assert list(found) == list(expected)
-    for name in expected:
-        a, b = found[name], expected[name]
-        assert a.shape == b.shape and a.dtype == b.dtype and a.device == b.device, name
-        if name == "gemm.bias" and batch_statistics:  # theirs is rounding noise
-            assert not a.any() and float(b.abs().max()) < 1e-10
-        else:
-            error = off(a, b, 0.1 if name == "scale" else None)  # what is added up is larger
-            assert error <= limit, (name, error)
-
-
-@pytest.fixture
-def calls(monkeypatch):
-    """What the library was asked for: ("head" or "head_backward", its arguments)."""
-    seen = []
-    for name in ("head", "head_backward"):
-        def watched(*arguments, name=name, function=getattr(library, name)):
-            seen.append((name, arguments))
-            return function(*arguments)
-        monkeypatch.setattr(library, name, watched)
-    return seen
 
 
 # ---- state -----------------------------------------------------------------------------------------------------------
@@ -185,8 +105,8 @@ def test_shapes(rows, inputs, outputs, train, calls):
 
 
 def errors_beside_pytorch(name, dtype, train, rows, inputs, outputs, device="cpu"):
-    """{result: (our error, the chain's)} against float64, means over several draws. There is a scale a feature: a single
-    number may be right by luck. None for the chain's if this PyTorch has no such kernels."""
+    """{result: (our error, the chain's)} against float64, means over several draws. There is a scale a feature: a
+    single number may be right by luck. None for the chain's if this PyTorch has no such kernels."""
     generator = samples.random(name)
     errors = {}
     for _ in range(6):
@@ -213,8 +133,8 @@ def errors_beside_pytorch(name, dtype, train, rows, inputs, outputs, device="cpu
 
 
 def check_errors(errors, dtype):
-    """Ours is below PyTorch's (0.7 of it in float32, a third in half types), within what chance makes of six draws: twice
-    that, and one rounding. Without PyTorch's, a few roundings."""
+    """Ours is below PyTorch's (0.7 of it in float32, a third in half types), within what chance makes of six draws:
+    twice that, and one rounding. Without PyTorch's, a few roundings."""
     eps = torch.finfo(dtype).eps
     assert len(errors) >= 8
     for result, (error, theirs) in errors.items():
@@ -231,7 +151,8 @@ def test_types(train, dtype):
 @pytest.mark.parametrize("momentum", [0.1, None])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 def test_fifty_steps(dtype, momentum):
-    """Running statistics and the counter after fifty steps of training, an SGD step after each."""
+    """Running statistics and the counter after fifty steps of training, an SGD step after each. The parameters are the
+    same in both before each step: a rounding that one makes would otherwise grow from step to step."""
     generator = samples.random("fifty %s %s" % (dtype, momentum))
     ours, theirs = models(generator, 20, 10, dtype, bn_momentum=momentum)
     theirs = theirs.double()
@@ -241,9 +162,12 @@ def test_fifty_steps(dtype, momentum):
         step(ours, x, upstream), step(theirs, x.double(), upstream.double())
         for optimizer in optimizers:
             optimizer.step()
+        for found, expected in zip(ours.parameters(), theirs.parameters()):
+            assert off(found, expected) <= (1e-12 if dtype is torch.float64 else 1e-5)
+            expected.data.copy_(found.data)
     assert int(ours.bn.num_batches_tracked) == int(theirs.bn.num_batches_tracked) == 50
-    for (name, found), (_, expected) in zip(ours.state_dict().items(), theirs.state_dict().items()):
-        limit = 1e-10 if dtype is torch.float64 else 1e-4
+    for (name, found), (_, expected) in zip(ours.named_buffers(), theirs.named_buffers()):
+        limit = 1e-12 if dtype is torch.float64 else 2e-6
         assert off(found, expected) <= limit, (name, off(found, expected))
 
 
@@ -256,6 +180,37 @@ def test_statistics_are_updated_in_place():
     for name, buffer in ours.named_buffers():
         assert buffer is before[name][0] and buffer.data_ptr() == before[name][1], name
         assert not torch.equal(buffer, before[name][2]), name
+
+
+@pytest.mark.parametrize("grad", [True, False])
+def test_autograd_knows_of_the_update(grad):
+    """Who needs the statistics as they were before a step is told so; an eval pass writes to none. (PyTorch's own
+    batch_norm tells of the counter alone.)"""
+    ours, _ = models(samples.random("versions"), 6, 4)
+    x = torch.rand(5, 6, dtype=torch.float64)
+    with torch.set_grad_enabled(grad):
+        for train in (True, False):
+            before = [buffer._version for buffer in ours.buffers()]
+            ours.train(train)(x)
+            assert [buffer._version > old for buffer, old in zip(ours.buffers(), before)] == [train] * 3
+    w = torch.rand(4, dtype=torch.float64, requires_grad=True)
+    value = (w * ours.bn.running_mean).sum()
+    ours.train()(x)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        value.backward()
+
+
+def test_statistics_of_the_inference_mode():
+    """They cannot be written outside of it, and are not."""
+    with torch.inference_mode():
+        ours, theirs = models(samples.random("inference"), 6, 4)
+        x = torch.rand(5, 6, dtype=torch.float64)
+        assert off(ours(x), theirs(x)) <= CLOSE
+    before = ours.bn.running_mean.clone()
+    for model in (ours, theirs):
+        with torch.no_grad(), pytest.raises(RuntimeError, match="inference tensor outside InferenceMode"):
+            model(x)
+    assert torch.equal(ours.bn.running_mean, before)
 
 
 @pytest.mark.parametrize("train", [True, False], ids=["train", "eval"])
@@ -379,21 +334,11 @@ def test_mixed_types_are_refused():
 
 def test_eval_without_statistics_is_refused():
     with pytest.raises(RuntimeError, match="running_mean"):
-        linear_batch_norm_softmax(torch.rand(5, 6), torch.rand(4, 6), None, None, None, None, None, torch.ones(1), False,
-                                  0.1, 1e-5)
+        linear_batch_norm_softmax(torch.rand(5, 6), torch.rand(4, 6), None, None, None, None, None, torch.ones(1),
+                                  False, 0.1, 1e-5)
 
 
 # ---- the function ----------------------------------------------------------------------------------------------------
-
-
-def functional(x, weight, bias, gamma, beta, scale, training):
-    mean, var = torch.linspace(-1, 1, 4, dtype=torch.float64), torch.linspace(0.5, 2, 4, dtype=torch.float64)
-    return linear_batch_norm_softmax(x, weight, bias, mean, var, gamma, beta, scale, training, 0.1, 1e-3)
-
-
-def leaves(generator, scale=1):
-    shapes = ((6, 3), (4, 3), (4,), (4,), (4,), (scale,))
-    return [samples.leaf(torch.randn(shape, generator=generator, dtype=torch.float64)) for shape in shapes]
 
 
 @pytest.mark.parametrize("scale", [1, 4])
@@ -416,7 +361,8 @@ def test_third_derivative():
         return value
 
     def chain(x, weight, bias, gamma, beta, scale, training):
-        return torch.softmax(scale * F.batch_norm(F.linear(x, weight, bias), None, None, gamma, beta, True, 0.1, 1e-3), 1)
+        z = F.batch_norm(F.linear(x, weight, bias), None, None, gamma, beta, True, 0.1, 1e-3)
+        return torch.softmax(scale * z, 1)
 
     assert off(third(functional), third(chain)) <= 1e-9
 
@@ -431,9 +377,9 @@ def test_gradients_of_inputs_made_of_each_other():
         gradient, = torch.autograd.grad((output * output).sum(), weight, create_graph=True)
         return torch.autograd.grad(gradient.square().sum(), weight)[0]
 
-    found = loss(lambda x, w: linear_batch_norm_softmax(x, w, None, None, None, None, None, torch.ones(1).double(), True,
-                                                        0.1, 1e-3))
-    expected = loss(lambda x, w: torch.softmax(F.batch_norm(F.linear(x, w), None, None, None, None, True, 0.1, 1e-3), 1))
+    nothing = (None,) * 4
+    found = loss(lambda x, w: linear_batch_norm_softmax(x, w, None, *nothing, torch.ones(1).double(), True, 0.1, 1e-3))
+    expected = loss(lambda x, w: torch.softmax(F.batch_norm(F.linear(x, w), *nothing, True, 0.1, 1e-3), 1))
     assert off(found, expected) <= 1e-9
 
 
@@ -446,6 +392,37 @@ def test_only_what_is_asked(asked, calls):
     everything = [tensor.detach().requires_grad_() for tensor in tensors]
     functional(*everything, False).square().sum().backward()
     assert off(tensors[asked].grad, everything[asked].grad) <= CLOSE
+
+
+@pytest.mark.parametrize("asked", range(1, 64))
+def test_only_what_is_needed_is_kept(asked, calls):
+    """The input for the gradient to the weight, the weight for that to the input; second derivatives without them."""
+    needs = [bool(asked >> i & 1) for i in range(6)]
+    drawn = leaves(samples.random("kept %d" % asked), 4)
+    upstream = draw(samples.random("kept upstream"), 6, 4)
+    for training in (True, False):
+        tensors = [tensor.detach().requires_grad_(need) for tensor, need in zip(drawn, needs)]
+        wanted = [tensor for tensor in tensors if tensor.requires_grad]
+        output = functional(*tensors, training)
+        assert [tensor is not None for tensor in output.grad_fn.saved_tensors[4:6]] == [needs[1], needs[0]]
+        found = torch.autograd.grad((output * upstream).sum(), wanted, retain_graph=True)
+        again = torch.autograd.grad((output * upstream).sum(), wanted, create_graph=True)
+        x, weight, bias, gamma, beta, scale = tensors
+        mean, var = torch.linspace(-1, 1, 4, dtype=torch.float64), torch.linspace(0.5, 2, 4, dtype=torch.float64)
+        chain = torch.softmax(scale * F.batch_norm(F.linear(x, weight, bias), mean, var, gamma, beta, training, 0.1,
+                                                   1e-3), 1)
+        expected = torch.autograd.grad((chain * upstream).sum(), wanted, create_graph=True)
+        for tensor, made, second, other in zip(wanted, found, again, expected):
+            limit = 1e-13 if tensor is bias and training else 1e-11 * float(other.detach().norm())
+            assert float((made - other).detach().norm()) <= limit
+            assert float((second - other).detach().norm()) <= limit
+        if any(needs[i] for i in (0, 1, 3, 4, 5)):
+            value = sum(gradient.square().sum() for gradient in again if gradient.requires_grad)
+            other = sum(gradient.square().sum() for gradient in expected if gradient.requires_grad)
+            for tensor, a, b in zip(wanted, torch.autograd.grad(value, wanted, allow_unused=True),
+                                    torch.autograd.grad(other, wanted, allow_unused=True)):
+                if not (tensor is bias and training):  # 0, theirs with rounding
+                    assert a is not None and off(a, b) <= 1e-9
 
 
 def test_nothing_is_kept_without_gradients(calls):
@@ -476,8 +453,8 @@ def test_a_changed_output_is_noticed():
 
 
 def test_statistics_changed_between_forward_and_backward():
-    """An eval pass, a training pass, then backward through the first: it has the statistics it was made with. (PyTorch's
-    batch_norm then has the changed ones.)"""
+    """An eval pass, a training pass, then backward through the first: it has the statistics it was made with.
+    (PyTorch's batch_norm then has the changed ones.)"""
     generator = samples.random("between")
     ours, _ = models(generator, 6, 4)
     x, other = draw(generator, 8, 6).requires_grad_(), draw(generator, 8, 6)
@@ -488,6 +465,25 @@ def test_statistics_changed_between_forward_and_backward():
     assert samples.same(found, expected)
     twice, = torch.autograd.grad(value, x, create_graph=True)
     assert off(twice, expected) <= CLOSE
+
+
+@pytest.mark.parametrize("scale", [2.5, -1, None])
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+def test_scale_that_is_a_number_or_none(dtype, training, scale, calls):
+    generator = samples.random("number %s" % scale)
+    tensors = [tensor.detach().to(dtype).requires_grad_() for tensor in leaves(generator)[:5]]
+    found = functional(*tensors, scale, training)
+    assert len(calls) == 1 and found.dtype is dtype
+    exact = [tensor.detach().double().requires_grad_() for tensor in tensors]
+    expected = functional(*exact, torch.tensor(1.0 if scale is None else float(scale)).double(), training)
+    limit = CLOSE if dtype is torch.float64 else 8 * torch.finfo(dtype).eps
+    assert off(found, expected) <= limit
+    upstream = draw(generator, 6, 4)
+    found = torch.autograd.grad(found, tensors, upstream.to(dtype))
+    expected = torch.autograd.grad(expected, exact, upstream.to(dtype).double())
+    for i, (a, b) in enumerate(zip(found, expected)):
+        assert off(a, b) <= 64 * limit if i != 2 or not training else not a.any(), i
 
 
 # ---- types -----------------------------------------------------------------------------------------------------------
@@ -694,88 +690,6 @@ def test_threads():
     for thread in threads:
         thread.join()
     assert wrong == []
-
-
-# ---- whoever must see the call ---------------------------------------------------------------------------------------
-
-
-@needs_compile
-@pytest.mark.parametrize("train", [True, False], ids=["train", "eval"])
-@pytest.mark.parametrize("momentum", [0.1, None])
-def test_compile(momentum, train):
-    """One graph, the cumulative average included, which nn.BatchNorm1d cannot be compiled with."""
-    generator = samples.random("compile %s %s" % (momentum, train))
-    ours, theirs = models(generator, 6, 4, bn_momentum=momentum)
-    ours.train(train), theirs.train(train)
-    torch._dynamo.reset()
-    compiled = torch.compile(ours, fullgraph=True, backend="aot_eager")
-    for _ in range(3):
-        x, upstream = draw(generator, 8, 6), draw(generator, 8, 4)
-        leaf, leaf_theirs = x.clone().requires_grad_(), x.clone().requires_grad_()
-        found, expected = compiled(leaf), theirs(leaf_theirs)
-        found.backward(upstream), expected.backward(upstream)
-        assert off(found, expected) <= CLOSE and off(leaf.grad, leaf_theirs.grad) <= CLOSE
-        for a, b in zip(ours.buffers(), theirs.buffers()):
-            assert off(a, b) <= CLOSE
-
-
-@needs_compile
-def test_compile_with_hooks():
-    ours, _ = models(samples.random("compile hooks"), 6, 4)
-    ours.bn.register_forward_hook(lambda module, inputs, output: output * 2)
-    x = torch.rand(8, 6, dtype=torch.float64)
-    expected = copy.deepcopy(ours)(x)
-    torch._dynamo.reset()
-    assert off(torch.compile(ours, fullgraph=True, backend="aot_eager")(x), expected) <= CLOSE
-
-
-@needs_func
-def test_transforms():
-    tensors = [tensor.detach() for tensor in leaves(samples.random("func"))]
-
-    def value(scale):
-        return functional(*tensors[:5], scale, False).square().sum()
-
-    def chain(scale):
-        x, weight, bias, gamma, beta = tensors[:5]
-        mean, var = torch.linspace(-1, 1, 4, dtype=torch.float64), torch.linspace(0.5, 2, 4, dtype=torch.float64)
-        return torch.softmax(scale * F.batch_norm(F.linear(x, weight, bias), mean, var, gamma, beta, False, 0.1, 1e-3),
-                             1).square().sum()
-
-    for transform in (torch.func.grad, torch.func.hessian, torch.func.jacfwd):
-        assert off(transform(value)(tensors[5]), transform(chain)(tensors[5])) <= CLOSE
-    scales = torch.rand(3, 1, dtype=torch.float64)
-    assert off(torch.func.vmap(value)(scales), torch.stack([chain(scale) for scale in scales])) <= CLOSE
-
-
-@needs_func
-def test_batched_gradients():
-    tensors = leaves(samples.random("batched"))
-
-    def value(weight, scale):
-        return functional(tensors[0], weight, *tensors[2:5], scale, True)
-
-    found = torch.autograd.functional.jacobian(value, (tensors[1], tensors[5]), vectorize=True)
-    expected = torch.autograd.functional.jacobian(value, (tensors[1], tensors[5]))
-    assert all(off(a, b) <= 1e-11 for a, b in zip(found, expected))
-
-
-def test_symbolic_trace():
-    import torch.fx
-    generator = samples.random("fx")
-    ours, theirs = models(generator, 6, 4)
-    traced = torch.fx.symbolic_trace(ours)
-    x, upstream = draw(generator, 8, 6), draw(generator, 8, 4)
-    found, expected = step(traced, x, upstream), step(theirs, x, upstream)
-    check({name: found[name] for name in expected}, expected, True)
-
-
-def test_jit_trace():
-    ours, theirs = models(samples.random("jit"), 6, 4)
-    ours.eval(), theirs.eval()
-    x = torch.rand(8, 6, dtype=torch.float64)
-    traced = torch.jit.trace(ours, torch.rand(8, 6, dtype=torch.float64))
-    assert off(traced(x), theirs(x)) <= CLOSE
 
 
 # ---- CUDA ------------------------------------------------------------------------------------------------------------

@@ -75,7 +75,8 @@ def test_shapes(shape, outputs, bias, calls):
 
 @pytest.mark.parametrize("dtype", DTYPES[1:], ids=str)  # float64 has nothing to be judged by: test_shapes has it
 def test_types(dtype):
-    """No more error than PyTorch's own, but for a quarter of it; where this PyTorch has no such product, one rounding."""
+    """No more error than PyTorch's own, but for a quarter of it; where this PyTorch has no such product, one
+    rounding."""
     generator = samples.random("types %s" % dtype)
     tensors = draw(generator, (96, 300), 50, dtype)
     upstream = torch.randn(96, 50, generator=generator, dtype=torch.float64).to(dtype)

@@ -5,49 +5,19 @@ own operations. These also get what they would refuse and what the library does 
 the errors.
 """
 
-import math
-
 import torch
-import torch.nn.functional as F
 from torch import nn
 from torch.overrides import handle_torch_function, has_torch_function
 
-from onepass.torch import eager, head_eager, matrices
+from onepass.torch import eager, head_composite, head_eager, matrices
 
 if eager.HAS_TRACED:
     from onepass.torch import head_traced
 
+_INFINITY = float("inf")  # compared with: torch.compile does not follow math.isfinite of a number that varies
+
 # Before that, autocast on the CPU gave batch_norm and softmax float32.
 _CPU_AUTOCAST_KEEPS_HALF = eager.VERSION >= (1, 12)
-
-
-def _composite(input, weight, bias, running_mean, running_var, gamma, beta, scale, training, momentum, eps,
-               num_batches_tracked):
-    """The same in PyTorch's operations."""
-    y = F.linear(input, weight, bias)
-    if y.dim() not in (2, 3):
-        raise ValueError("expected 2D or 3D input (got %dD input)" % y.dim())
-    counts = training and num_batches_tracked is not None
-    if counts:
-        num_batches_tracked.add_(1)
-    if momentum is None and counts and running_mean is not None:
-        z = _cumulative(y, running_mean, running_var, gamma, beta, eps, num_batches_tracked)
-    else:
-        factor = 0.0 if momentum is None else momentum
-        z = F.batch_norm(y, running_mean, running_var, gamma, beta, training, factor, eps)
-    return torch.softmax(z if scale is None else scale * z, 1)
-
-
-def _cumulative(y, running_mean, running_var, gamma, beta, eps, count):
-    """batch_norm with the cumulative average of the statistics, and no number read by the host: with momentum 1 PyTorch
-    gives those of the batch (of an empty one, those that were)."""
-    mean, var = running_mean.clone(), running_var.clone()
-    z = F.batch_norm(y, mean, var, gamma, beta, True, 1.0, eps)
-    with torch.no_grad():
-        factor = count.to(running_mean.dtype).reciprocal()
-        running_mean.add_((mean - running_mean) * factor)
-        running_var.add_((var - running_var) * factor)
-    return z
 
 
 def _fits(input, weight, bias, running_mean, running_var, gamma, beta, scale, training, momentum, eps, count, autocast):
@@ -70,13 +40,13 @@ def _fits(input, weight, bias, running_mean, running_var, gamma, beta, scale, tr
     if scale is not None and (scale.dtype not in matrices.FLOATS or tuple(scale.shape) not in (
             (), (1,), (1, 1), (feature[0],), (1, feature[0]))):
         return False
-    if (running_mean is None) != (running_var is None) or not (eps >= 0 and math.isfinite(eps)):
+    if (running_mean is None) != (running_var is None) or not 0 <= eps < _INFINITY:
         return False
     if not training:
         return running_mean is not None
     # PyTorch has its own words for a batch of 1.
     return (input.shape[0] != 1 and (count is None or (count.dtype is torch.int64 and tuple(count.shape) in ((), (1,))))
-            and (momentum is None or math.isfinite(momentum)))
+            and (momentum is None or -_INFINITY < momentum < _INFINITY))
 
 
 def _promoted(a, b):
@@ -119,7 +89,7 @@ def linear_batch_norm_softmax(input, weight, bias, running_mean, running_var, ga
         tensors = tensors[:7] + tensors[8:]
     is_plain = matrices.are_plain(tensors)
     if not is_plain and not matrices.are_traceable(tensors):
-        return _composite(input, weight, bias, running_mean, running_var, gamma, beta, scale, *options)
+        return head_composite.head(input, weight, bias, running_mean, running_var, gamma, beta, scale, *options)
     x, w = input, weight
     autocast = eager.autocasts(input)
     if autocast and input.dtype in matrices.FLOATS[:3] and weight.dtype in matrices.FLOATS[:3]:
@@ -127,7 +97,7 @@ def linear_batch_norm_softmax(input, weight, bias, running_mean, running_var, ga
         x, w = input.to(dtype), weight.to(dtype)
     factor = x.new_full((), scale, dtype=matrices.computed_dtype(x)) if is_number else scale
     if not _fits(x, w, bias, running_mean, running_var, gamma, beta, factor, *options, autocast):
-        return _composite(input, weight, bias, running_mean, running_var, gamma, beta, scale, *options)
+        return head_composite.head(input, weight, bias, running_mean, running_var, gamma, beta, scale, *options)
     if momentum is None and (num_batches_tracked is None or running_mean is None):
         momentum = 0.0  # as nn.BatchNorm1d, which then updates nothing
     call = head_eager.Call(training, momentum, eps, running_mean, running_var,

@@ -7,7 +7,7 @@ copied where they belong in the graph. While PyTorch records, onepass::head_kept
 
 import torch
 
-from onepass.torch import head_eager, matrices, operators
+from onepass.torch import eager, head_composite, head_eager, matrices, operators
 
 
 def _call(running_mean, running_var, batches_tracked, training, momentum, eps, dtype):
@@ -56,8 +56,9 @@ def _head_backward(upstream, *arguments):
     return _all(upstream, head_eager.gradients(upstream, *arguments))
 
 
-def _head_backward_meta(upstream, output, product, mean, rstd, input, weight, bias, gamma, beta, scale, training, needs):
-    return _all(upstream, head_eager.empty_gradients(upstream, input, weight, bias, gamma, beta, scale, needs))
+def _head_backward_meta(upstream, output, product, mean, rstd, *inputs_training_needs):
+    *inputs, training, needs = inputs_training_needs
+    return _all(upstream, head_eager.empty_gradients(upstream, *inputs, needs))
 
 
 # ---- autograd --------------------------------------------------------------------------------------------------------
@@ -75,8 +76,24 @@ class _Head(head_eager.Head):
         return (output, product, *updated)
 
 
+def _in_torch(*arguments):
+    """In PyTorch's operations, in the type the library computes in: for a derivative of torch.func's in a compiled
+    graph, which autograd's functions inside of an operator cannot give."""
+    call = _call(*arguments[6:])
+    computed = matrices.computed_dtype(arguments[0])
+    state = call.running_mean, call.running_var
+    input, weight, bias, gamma, beta, scale, mean, var = [
+        None if tensor is None else tensor.to(computed) for tensor in arguments[:6] + state]
+    output = head_composite.head(input, weight, bias, mean, var, gamma, beta, scale, call.training, call.momentum,
+                                 call.eps, call.batches_tracked)
+    updated = [made if made is None else made.to(tensor.dtype) for made, tensor in zip((mean, var), state)]
+    return (output.to(call.dtype),) + _updated(input, call._replace(running_mean=updated[0], running_var=updated[1]))
+
+
 def _head_autograd(*arguments):
     if matrices.wants_gradients(*arguments[:6]):
+        if eager.transforms():
+            return _in_torch(*arguments)
         output, product, *updated = _Head.apply(*arguments)
         return (output, *updated)
     with operators.below_autograd():

@@ -1,8 +1,9 @@
 """linear for whoever must see the call: onepass::linear and onepass::linear_backward in PyTorch's dispatcher."""
 
 import torch
+import torch.nn.functional as F
 
-from onepass.torch import linear_eager, matrices, operators
+from onepass.torch import eager, linear_eager, matrices, operators
 
 
 def _linear_meta(input, weight, bias):
@@ -12,19 +13,24 @@ def _linear_meta(input, weight, bias):
     return input.new_empty(input.shape[:-1] + weight.shape[:1])
 
 
+def _linear_below_autograd(input, weight, bias):
+    with operators.below_autograd():
+        return torch.ops.onepass.linear(input, weight, bias)
+
+
 class _Linear(linear_eager.Linear):
     @staticmethod
     def forward(ctx, input, weight, bias):
         linear_eager.keep(ctx, input, weight)
-        with operators.below_autograd():
-            return torch.ops.onepass.linear(input, weight, bias)
+        return _linear_below_autograd(input, weight, bias)
 
 
 def _linear_autograd(input, weight, bias):
     if matrices.wants_gradients(input, weight, bias):
+        if eager.transforms():  # torch.func's, in a compiled graph: autograd's functions in an operator give it nothing
+            return F.linear(input, weight, bias)
         return _Linear.apply(input, weight, bias)
-    with operators.below_autograd():
-        return torch.ops.onepass.linear(input, weight, bias)
+    return _linear_below_autograd(input, weight, bias)
 
 
 def _all(upstream, gradients):

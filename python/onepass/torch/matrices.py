@@ -36,14 +36,16 @@ def are_plain(tensors):
 
 
 if eager.HAS_TRACED:
+    from onepass.torch import operators
 
     def are_traceable(tensors):
         """True if an operator of the dispatcher can stand for a call that is not plain."""
         if forward_ad._current_level >= 0:
             return False
-        # A compiler does not follow these questions, and traces neither.
-        if not eager.is_compiling() and (eager.is_tracing() or eager.transforms()):
-            return False
+        if not eager.is_compiling():  # which does not follow what is asked here
+            if eager.is_tracing() or eager.transforms():
+                return False
+            operators.tell_flop_counter()
         device = tensors[0].device
         if device.type not in ("cpu", "cuda", "meta"):
             return False

@@ -351,7 +351,8 @@ def head(trace, node, found):
     with trace.graph.inserting_before(node):
         modules = [trace.graph.create_node("get_attr", path) for path in (gemm.target, bn.target)]
         over = trace.graph.create_node("get_attr", softmax.module) if softmax.module else softmax.dimension
-    _put(trace, node, linear_batch_norm_softmax_of, (_input_of(trace, gemm, torch.nn.Linear), *modules, scale, over), {})
+    arguments = (_input_of(trace, gemm, torch.nn.Linear), *modules, scale, over)
+    _put(trace, node, linear_batch_norm_softmax_of, arguments, {})
     for each in (product, bn, gemm):
         if each is not None:
             trace.graph.erase_node(each)

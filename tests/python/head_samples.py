@@ -1,0 +1,103 @@
+"""What the tests of the head share: the chain of PyTorch's modules that it replaces, drawn models and inputs, one step
+of training, and what it means that two of them agree."""
+
+import math
+
+import pytest
+
+import torch_samples as samples
+from torch_samples import torch
+
+from onepass import library
+from onepass.torch import LinearBatchNormSoftmax, linear_batch_norm_softmax
+
+nn = torch.nn
+CLOSE = 1e-12  # of float64's 1.1e-16: what a few hundred roundings may add up to
+
+
+class Chain(nn.Module):
+    """What is replaced."""
+
+    def __init__(self, in_features, out_features, bn_eps=1e-5, bn_momentum=0.1, scale_shape=(1,), bias=True,
+                 affine=True, track_running_stats=True):
+        super().__init__()
+        self.gemm = nn.Linear(in_features, out_features, bias=bias)
+        self.bn = nn.BatchNorm1d(out_features, eps=bn_eps, momentum=bn_momentum, affine=affine,
+                                 track_running_stats=track_running_stats)
+        self.scale = nn.Parameter(torch.ones(scale_shape))
+        self.softmax = nn.Softmax(dim=1)
+
+    def forward(self, x):
+        return self.softmax(self.scale * self.bn(self.gemm(x)))
+
+
+def off(found, expected, size=None):
+    """Norm of the error relative to that of the expected tensor, or to `size`; NaN is infinite."""
+    error = float((found.detach().double() - expected.detach().double()).norm())
+    size = float(expected.detach().double().norm()) if size is None else size
+    return math.inf if error != error else error / size if size else error
+
+
+def models(generator, inputs, outputs, dtype=torch.float64, device="cpu", **options):
+    """(ours, theirs) with the same state, none of it at its first value."""
+    theirs = Chain(inputs, outputs, **options)
+    with torch.no_grad():
+        for name, tensor in list(theirs.named_parameters()) + list(theirs.named_buffers()):
+            if tensor.is_floating_point():
+                tensor.copy_(torch.randn(tensor.shape, generator=generator) * (0.3 if "gemm" in name else 1))
+            if "running_var" in name:
+                tensor.abs_().add_(0.2)
+    theirs = theirs.to(device=device, dtype=dtype)
+    ours = LinearBatchNormSoftmax(inputs, outputs, **options).to(device=device, dtype=dtype)
+    ours.load_state_dict(theirs.state_dict())
+    return ours, theirs
+
+
+def draw(generator, rows, columns, dtype=torch.float64, device="cpu"):
+    return torch.randn(rows, columns, generator=generator, dtype=torch.float64).to(device=device, dtype=dtype)
+
+
+def step(model, x, upstream):
+    """{name: tensor}: output, gradients, buffers. Gradients of the model are new ones."""
+    model.zero_grad()
+    x = x.detach().requires_grad_()
+    output = model(x)
+    output.backward(upstream.to(output.dtype))
+    made = {"output": output.detach(), "x": x.grad}
+    made.update((name, parameter.grad.clone()) for name, parameter in model.named_parameters())
+    made.update((name, buffer.clone()) for name, buffer in model.named_buffers())
+    return made
+
+
+def check(found, expected, batch_statistics, limit=CLOSE):
+    assert list(found) == list(expected)
+    for name in expected:
+        a, b = found[name], expected[name]
+        assert a.shape == b.shape and a.dtype == b.dtype and a.device == b.device, name
+        if name == "gemm.bias" and batch_statistics:  # theirs is rounding noise
+            assert not a.any() and float(b.abs().max()) < 1e-10
+        else:
+            error = off(a, b, 0.1 if name == "scale" else None)  # what is added up is larger
+            assert error <= limit, (name, error)
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """What the library was asked for: ("head" or "head_backward", its arguments)."""
+    seen = []
+    for name in ("head", "head_backward"):
+        def watched(*arguments, name=name, function=getattr(library, name)):
+            seen.append((name, arguments))
+            return function(*arguments)
+        monkeypatch.setattr(library, name, watched)
+    return seen
+
+
+def functional(x, weight, bias, gamma, beta, scale, training):
+    mean, var = torch.linspace(-1, 1, 4, dtype=x.dtype), torch.linspace(0.5, 2, 4, dtype=x.dtype)
+    return linear_batch_norm_softmax(x, weight, bias, mean, var, gamma, beta, scale, training, 0.1, 1e-3)
+
+
+def leaves(generator, scale=1):
+    shapes = ((6, 3), (4, 3), (4,), (4,), (4,), (scale,))
+    return [samples.leaf(torch.randn(shape, generator=generator, dtype=torch.float64)) for shape in shapes]
