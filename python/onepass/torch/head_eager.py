@@ -104,7 +104,7 @@ class Head(torch.autograd.Function):
         rest = (None,) * (len(ctx.needs_input_grad) - 6)
         in_torch = (torch.is_grad_enabled() or to_product is not None or upstream is None
                     or eager.is_batched(upstream))
-        tensors = (upstream,) + saved
+        tensors = (upstream,) + saved[4:]
         if not in_torch and matrices.are_plain(tensors):
             return tuple(gradients(upstream, *saved, ctx.training, needs)) + rest
         if in_torch or not matrices.are_traceable(tensors):
