@@ -9,7 +9,7 @@ import pytest
 
 import torch_samples as samples
 from head_samples import CLOSE, calls, check, draw, functional, leaves, models, off, step  # noqa: F401: calls
-from torch_samples import F, needs_compile, needs_func, torch
+from torch_samples import F, needs_compile, needs_cuda, needs_func, torch
 
 import onepass.torch
 from onepass.torch import LinearBatchNormSoftmax
@@ -54,6 +54,18 @@ def compiled(function, backend="aot_eager", **options):
     return torch.compile(function, fullgraph=True, backend=backend, **options)
 
 
+def step_of(function, model, x, upstream):
+    """head_samples.step of a function that is compiled from the model."""
+    model.zero_grad()
+    leaf = x.detach().requires_grad_()
+    output = function(leaf)
+    output.backward(upstream)
+    made = {"output": output.detach(), "x": leaf.grad}
+    made.update((name, parameter.grad.clone()) for name, parameter in model.named_parameters())
+    made.update((name, buffer.clone()) for name, buffer in model.named_buffers())
+    return made
+
+
 def same_bits(found, expected):
     assert list(found) == list(expected)
     for name in expected:
@@ -77,14 +89,7 @@ def test_compile(options, train):
     f = compiled(model, graphs)
     for _ in range(3):
         x, upstream = draw(generator, 8, 6), draw(generator, 8, 4)
-        leaf = x.clone().requires_grad_()
-        model.zero_grad()
-        output = f(leaf)
-        output.backward(upstream)
-        found = {"output": output.detach(), "x": leaf.grad}
-        found.update((name, parameter.grad.clone()) for name, parameter in model.named_parameters())
-        found.update((name, buffer.clone()) for name, buffer in model.named_buffers())
-        same_bits(found, step(eager, x, upstream))
+        same_bits(step_of(f, model, x, upstream), step(eager, x, upstream))
     assert graphs.captured == ["onepass.head"]
     others = {"aten.detach.default", "aten.copy.default", "aten.copy_.default"}
     assert [name for name in graphs.forward if name not in others] == ["onepass.head_kept.default"]
@@ -148,18 +153,6 @@ def test_compile_with_dynamic_shapes():
     with torch._dynamo.config.patch(error_on_recompile=True):
         for rows in (2, 9, 40):
             compare(rows)
-
-
-def step_of(function, model, x, upstream):
-    """head_samples.step of a function that is compiled from the model."""
-    model.zero_grad()
-    leaf = x.detach().requires_grad_()
-    output = function(leaf)
-    output.backward(upstream)
-    made = {"output": output.detach(), "x": leaf.grad}
-    made.update((name, parameter.grad.clone()) for name, parameter in model.named_parameters())
-    made.update((name, buffer.clone()) for name, buffer in model.named_buffers())
-    return made
 
 
 @needs_compile
@@ -544,3 +537,51 @@ def test_jit_trace():
     x = torch.rand(8, 6, dtype=torch.float64)
     traced = torch.jit.trace(ours, torch.rand(8, 6, dtype=torch.float64))
     assert off(traced(x), theirs(x)) <= CLOSE
+
+
+# ---- CUDA ------------------------------------------------------------------------------------------------------------
+
+
+@needs_cuda
+@needs_compile
+@pytest.mark.parametrize("train", [True, False], ids=["train", "eval"])
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_compile_cuda(options, train):
+    generator = samples.random("compile cuda %s %s" % (options, train))
+    model, _ = models(generator, 6, 4, device="cuda", **options)
+    eager = copy.deepcopy(model)
+    model.train(train), eager.train(train)
+    graphs = Graphs()
+    f = compiled(model, graphs)
+    for _ in range(3):
+        x, upstream = draw(generator, 8, 6, device="cuda"), draw(generator, 8, 4, device="cuda")
+        same_bits(step_of(f, model, x, upstream), step(eager, x, upstream))
+    assert graphs.captured == ["onepass.head"]
+
+
+@needs_cuda
+@needs_compile
+def test_compile_linear_cuda():
+    generator = samples.random("compile linear cuda")
+    tensors = [samples.leaf(torch.randn(size, generator=generator).cuda()) for size in ((6, 8), (5, 8), (5,))]
+    found, expected = compiled(onepass.torch.linear)(*tensors), onepass.torch.linear(*tensors)
+    assert torch.equal(found, expected)
+    for a, b in zip(torch.autograd.grad(found.square().sum(), tensors),
+                    torch.autograd.grad(expected.square().sum(), tensors)):
+        assert torch.equal(a, b)
+
+
+@needs_cuda
+@needs_compile
+def test_compile_into_a_graph_cuda():
+    """mode="reduce-overhead": captured into a CUDA graph, replayed, with statistics that move on."""
+    generator = samples.random("compile graph cuda")
+    model, _ = models(generator, 32, 16, torch.float32, device="cuda", bn_momentum=None)
+    eager = copy.deepcopy(model)
+    torch._dynamo.reset()
+    f = torch.compile(model, fullgraph=True, mode="reduce-overhead")
+    for _ in range(5):
+        x, upstream = draw(generator, 8, 32, torch.float32, "cuda"), draw(generator, 8, 16, torch.float32, "cuda")
+        found, expected = step_of(f, model, x, upstream), step(eager, x, upstream)
+        for name in expected:
+            assert off(found[name], expected[name]) <= 1e-5 or name == "gemm.bias", name
