@@ -8,7 +8,7 @@ import io
 import pytest
 
 import torch_samples as samples
-from head_samples import CLOSE, calls, check, draw, functional, leaves, models, off, step  # noqa: F401: calls
+from head_samples import CLOSE, check, draw, functional, leaves, models, off, step
 from torch_samples import F, needs_compile, needs_cuda, needs_func, torch
 
 import onepass.torch

@@ -84,8 +84,9 @@ def _in_torch(*arguments):
     state = call.running_mean, call.running_var
     input, weight, bias, gamma, beta, scale, mean, var = [
         None if tensor is None else tensor.to(computed) for tensor in arguments[:6] + state]
-    output = head_composite.head(input, weight, bias, mean, var, gamma, beta, scale, call.training, call.momentum,
-                                 call.eps, call.batches_tracked)
+    with matrices.no_autocast(input):
+        output = head_composite.head(input, weight, bias, mean, var, gamma, beta, scale, call.training, call.momentum,
+                                     call.eps, call.batches_tracked)
     updated = [made if made is None else made.to(tensor.dtype) for made, tensor in zip((mean, var), state)]
     return (output.to(call.dtype),) + _updated(input, call._replace(running_mean=updated[0], running_var=updated[1]))
 
