@@ -291,6 +291,8 @@ def test_compile_linear(shape, bias):
 @pytest.mark.parametrize("strict", [True, False])
 def test_export(strict, train):
     """One node of the exported graph, which a file can carry, for any batch; statistics move on, gradients come."""
+    if not strict and samples.VERSION <= (2, 4):
+        pytest.skip("PyTorch %d.%d puts hooks on the modules, which are then called as such" % samples.VERSION)
     generator = samples.random("export %s %s" % (strict, train))
     model, _ = models(generator, 6, 4, bn_momentum=None)
     model.train(train)
@@ -299,7 +301,7 @@ def test_export(strict, train):
     with samples.no_warnings():
         program = torch.export.export(model, (draw(generator, 8, 6),), strict=strict, dynamic_shapes=({0: batch},))
     found = targets_of(program.graph_module.graph)
-    assert [name for name in found if not name.startswith("aten.copy_")] == ["onepass.head.default"]
+    assert [name for name in found if not name.startswith("aten.copy")] == ["onepass.head.default"]
     file = io.BytesIO()
     torch.export.save(program, file)
     file.seek(0)
@@ -472,10 +474,7 @@ def test_dispatch_modes_linear():
 @needs_compile
 def test_flop_counter():
     """The products are counted as PyTorch's own are."""
-    import torch.utils.flop_counter
-    if not hasattr(torch.utils.flop_counter, "register_flop_formula"):
-        pytest.skip("PyTorch %d.%d takes no formulas" % samples.VERSION)
-    FlopCounterMode = torch.utils.flop_counter.FlopCounterMode
+    from torch.utils.flop_counter import FlopCounterMode
     model, theirs = models(samples.random("flops"), 6, 4)
     x = torch.rand(8, 6, dtype=torch.float64, requires_grad=True)
     counted = []

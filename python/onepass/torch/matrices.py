@@ -1,8 +1,8 @@
 """What linear and head share: which way a call goes, autocast, how fp32 matrices are multiplied.
 
 There are three ways. A plain eager call goes straight to the library. What is compiled, exported or watched by a
-dispatch mode sees an operator of the dispatcher. All others, torch.func, forward mode, torch.jit.trace and tensor
-classes, get PyTorch's own operations, whose rules they know.
+dispatch mode sees an operator of the dispatcher. All others, torch.func, forward mode, torch.jit.trace, tensor classes
+and torch.utils.flop_counter, get PyTorch's own operations, whose rules they know.
 """
 
 import torch
@@ -36,16 +36,19 @@ def are_plain(tensors):
 
 
 if eager.HAS_TRACED:
-    from onepass.torch import operators
+    from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+    def _counts_flops():
+        """True within PyTorch's counter, which knows PyTorch's products."""
+        return any(type(mode).__module__ == "torch.utils.flop_counter" for mode in _get_current_dispatch_mode_stack())
 
     def are_traceable(tensors):
         """True if an operator of the dispatcher can stand for a call that is not plain."""
         if forward_ad._current_level >= 0:
             return False
         if not eager.is_compiling():  # which does not follow what is asked here
-            if eager.is_tracing() or eager.transforms():
+            if eager.is_tracing() or eager.transforms() or _counts_flops():
                 return False
-            operators.tell_flop_counter()
         device = tensors[0].device
         if device.type not in ("cpu", "cuda", "meta"):
             return False
