@@ -30,7 +30,7 @@ def _load(kind):
     if kind == "cuda":
         key += _check_cuda(cpp_extension)
         flags.append("-DONEPASS_EXPORT_CUDA=1")
-        options["cuda_sources"] = [_FILES[_OPERATOR + ".cu"]]
+        options["cuda_sources"] = [_FILES["kernels.cu"]]
         options["extra_cuda_cflags"] = ["-O3", "-Xcompiler=-fvisibility=hidden"]
     if "no_implicit_headers" in inspect.signature(cpp_extension.load_inline).parameters:
         options["no_implicit_headers"] = True  # the sources name what they need, a fraction of it
