@@ -99,6 +99,8 @@ _AUTOCAST_TAKES_DEVICE = _autocast_takes_device()
 
 def _autocast(tensor):
     """Whether autocast is on for the device of this tensor."""
+    if tensor.device.type not in ("cpu", "cuda"):
+        return False
     if _AUTOCAST_TAKES_DEVICE:
         return torch.is_autocast_enabled(tensor.device.type)
     return torch.is_autocast_enabled() if tensor.is_cuda else torch.is_autocast_cpu_enabled()

@@ -5,7 +5,7 @@
 #ifndef ONEPASS_EXPORT_CUDA_WORDS_H
 #define ONEPASS_EXPORT_CUDA_WORDS_H
 
-enum { ONEPASS_EXPORT_TICKETS = 65536 };
+enum { ONEPASS_EXPORT_TICKETS = 16384 };
 
 /* Memory of a device that belongs to the kernels' module, there as long as the process; and what the device can do. */
 typedef struct onepass_export_words {

@@ -17,15 +17,15 @@ class ModelNew(nn.Module):
         gemm, bn, scale = self.gemm, self.bn, self.scale
         if not (_is_stock(gemm, nn.Linear) and _is_stock(bn, nn.BatchNorm1d)):
             return torch.softmax(scale * bn(gemm(x)), 1)
-        weight, autocast = gemm.weight, _autocast(x)
+        a, weight, autocast = x, gemm.weight, _autocast(x)
         if autocast and x.dtype in _FLOATS[:3] and weight.dtype in _FLOATS[:3]:
             dtype = _autocast_dtype(x)
-            x, weight = x.to(dtype), weight.to(dtype)
-        if not _fits(x, weight, gemm, bn, scale, autocast):
+            a, weight = x.to(dtype), weight.to(dtype)
+        if not _fits(a, weight, gemm, bn, scale, autocast):
             return torch.softmax(scale * bn(gemm(x)), 1)
         call = _Call(bn.training, bn.momentum is None, bn.momentum or 0.0, bn.eps,
-                     (bn.running_mean, bn.running_var, bn.num_batches_tracked), _output_dtype(x, scale, autocast))
-        inputs = (x, weight, gemm.bias, bn.weight, bn.bias, scale)
+                     (bn.running_mean, bn.running_var, bn.num_batches_tracked), _output_dtype(a, scale, autocast))
+        inputs = (a, weight, gemm.bias, bn.weight, bn.bias, scale)
         if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs):
             return _Head.apply(*inputs, call)
         return _forward(*inputs, call, False)[0]
