@@ -1,4 +1,5 @@
 """python -m onepass.export: the command, the file it writes, and the C++ and CUDA in it. The model is not run here."""
+import contextlib
 import importlib.util
 import os
 import pathlib
@@ -29,6 +30,21 @@ def load(path, name="model_new"):
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@contextlib.contextmanager
+def exported(operator, directory):
+    """The exported file, in a directory where PyTorch keeps what it compiles for it as well."""
+    path = directory / "model_new.py"
+    path.write_text(export.export(operator), encoding="utf-8")
+    before = os.environ.get("TORCH_EXTENSIONS_DIR")
+    os.environ["TORCH_EXTENSIONS_DIR"] = str(directory / "extensions")
+    try:
+        yield path
+    finally:
+        os.environ.pop("TORCH_EXTENSIONS_DIR")
+        if before is not None:
+            os.environ["TORCH_EXTENSIONS_DIR"] = before
 
 
 def files_of(text):
