@@ -38,10 +38,10 @@ struct features {
  * Fills `output`, and `kept` (product, mean and rstd, for backward) if it is not empty. If `training`, the statistics
  * are the batch's and the running ones are updated, with `momentum` or, if `cumulative`, as the average of all batches.
  */
-void forward(const at::Tensor &x, const at::Tensor &weight, const at::Tensor &bias, const at::Tensor &gamma,
-             const at::Tensor &beta, const at::Tensor &scale, const at::Tensor &running_mean,
-             const at::Tensor &running_var, const at::Tensor &count, bool training, bool cumulative, double momentum,
-             double eps, bool tf32, const at::Tensor &output, const std::vector<at::Tensor> &kept)
+void run_forward(const at::Tensor &x, const at::Tensor &weight, const at::Tensor &bias, const at::Tensor &gamma,
+                 const at::Tensor &beta, const at::Tensor &scale, const at::Tensor &running_mean,
+                 const at::Tensor &running_var, const at::Tensor &count, bool training, bool cumulative,
+                 double momentum, double eps, bool tf32, const at::Tensor &output, const std::vector<at::Tensor> &kept)
 {
     pybind11::gil_scoped_release no_gil;
     at::Tensor input = readable("x", x), w = readable("gemm.weight", weight);
@@ -74,12 +74,12 @@ void forward(const at::Tensor &x, const at::Tensor &weight, const at::Tensor &bi
 
 /*
  * Fills the gradients to x, weight, bias, gamma, beta and scale: `made` has those that are `wanted`, in this order. The
- * rest is what `forward` was given and has made.
+ * rest is what `run_forward` was given and has made.
  */
-void backward(const at::Tensor &grad_output, const at::Tensor &output, const at::Tensor &x, const at::Tensor &weight,
-              const at::Tensor &bias, const at::Tensor &gamma, const at::Tensor &beta, const at::Tensor &scale,
-              const std::vector<at::Tensor> &kept, bool training, bool tf32, const std::vector<at::Tensor> &made,
-              const std::vector<bool> &wanted)
+void run_backward(const at::Tensor &grad_output, const at::Tensor &output, const at::Tensor &x,
+                  const at::Tensor &weight, const at::Tensor &bias, const at::Tensor &gamma, const at::Tensor &beta,
+                  const at::Tensor &scale, const std::vector<at::Tensor> &kept, bool training, bool tf32,
+                  const std::vector<at::Tensor> &made, const std::vector<bool> &wanted)
 {
     pybind11::gil_scoped_release no_gil;
     at::Tensor g = readable("grad_output", grad_output), input = readable("x", x), w = readable("gemm.weight", weight);
@@ -112,6 +112,6 @@ void backward(const at::Tensor &grad_output, const at::Tensor &output, const at:
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, module)
 {
-    module.def("forward", torch::wrap_pybind_function(forward));
-    module.def("backward", torch::wrap_pybind_function(backward));
+    module.def("forward", torch::wrap_pybind_function(run_forward));
+    module.def("backward", torch::wrap_pybind_function(run_backward));
 }
