@@ -180,7 +180,7 @@ static size_t place_forward(onep_cuda *cuda, const onep_head_problem *p, onep_pr
     }
     f->partial = NULL;
     if (batch && (f->made || f->shares.splits > 1))
-        f->partial = take(&r, (size_t)(f->shares.splits * p->columns) * 2 * sizeof(double));
+        f->partial = (double *)take(&r, (size_t)(f->shares.splits * p->columns) * 2 * sizeof(double));
     f->product_bytes = onep_product_workspace(cuda, &product);
     f->product = f->product_bytes ? take(&r, f->product_bytes) : NULL;
     return room_bytes(&r);
