@@ -439,10 +439,11 @@ PLANS = {
                     }
 """,
 }
-# What is in the files beside it: for the linear layer, and for a product that is kept in a half type.
+# What is in the files beside it: for the linear layer, for a product that is kept in a half type, and for one that
+# makes the statistics itself.
 NOT_ASKED = {
     "kl_div": set(),
-    "linear_bn_softmax": {"onep_add_bias", "onep_column_sums"}.union(*(
+    "linear_bn_softmax": {"onep_add_bias", "onep_column_sums", "onep_head_merge_any32"}.union(*(
         {"onep_head_stats_" + half} | {"onep_head_softmax_%s_%s_%s" % (kind, half, half)
                                        for kind in ("rows", "wide", "long")} for half in ("f16", "bf16"))),
 }
