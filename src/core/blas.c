@@ -15,6 +15,7 @@ typedef struct candidate {
 } candidate;
 
 static const candidate candidates[] = {
+    [ONEP_BLAS_ANY] = {NULL, NULL, NULL, NULL},
     [ONEP_BLAS_OPENBLAS] = {"openblas", "libopenblas.so.0", "openblas_get_num_threads", "openblas_set_num_threads"},
     [ONEP_BLAS_BLIS] = {"blis", "libblis.so.4", "bli_thread_get_num_threads", "bli_thread_set_num_threads"},
 };
@@ -29,6 +30,7 @@ typedef struct found {
 } found;
 
 static found libraries[CANDIDATES] = {
+    [ONEP_BLAS_ANY] = {.once = PTHREAD_ONCE_INIT},
     [ONEP_BLAS_OPENBLAS] = {.once = PTHREAD_ONCE_INIT},
     [ONEP_BLAS_BLIS] = {.once = PTHREAD_ONCE_INIT},
 };

@@ -30,15 +30,16 @@ onep_head_layout onep_head_layout_of(const onep_head_problem *p, onep_type compu
     l.slots = onep_slots_take(&arena, &l.plan, (int32_t)smaller(most, threads), 2 * (size_t)l.room * element);
 
     size_t features = (size_t)(p->columns + ONEP_HEAD_PADDING) * element;
-    l.slope = onep_arena_take(&arena, features);
-    l.shift = onep_arena_take(&arena, features);
-    l.lift = onep_arena_take(&arena, features);
+    l.slope = (char *)onep_arena_take(&arena, features);
+    l.shift = (char *)onep_arena_take(&arena, features);
+    l.lift = (char *)onep_arena_take(&arena, features);
     if (batch)
-        l.partial = onep_arena_take(&arena, (size_t)l.plan.row_tiles * 2 * (size_t)p->columns * sizeof(double));
+        l.partial =
+            (double *)onep_arena_take(&arena, (size_t)l.plan.row_tiles * 2 * (size_t)p->columns * sizeof(double));
     if (in_workspace) {
         l.product = (onep_operand){.type = computed, .col_stride = (int64_t)element};
         l.product.row_stride[0] = l.room * (int64_t)element;
-        l.product.data = onep_arena_take(&arena, (size_t)l.panel_rows * (size_t)l.room * element);
+        l.product.data = (char *)onep_arena_take(&arena, (size_t)l.panel_rows * (size_t)l.room * element);
     }
     *bytes = onep_arena_size(&arena);
     return l;
@@ -63,13 +64,13 @@ onep_head_backward_layout onep_head_backward_layout_of(const onep_head_backward_
     l.block_rows = larger(ONEP_HEAD_SUM_ROWS, (p->rows.count + ONEP_HEAD_SUM_BLOCKS - 1) / ONEP_HEAD_SUM_BLOCKS);
     l.block_rows = onep_round_up(l.block_rows, ONEP_HEAD_GROUP);
     l.blocks = (p->rows.count + l.block_rows - 1) / l.block_rows;
-    l.mean = onep_arena_take(&arena, features);
-    l.rstd = onep_arena_take(&arena, features);
-    l.slope = onep_arena_take(&arena, features);
-    l.s0 = onep_arena_take(&arena, features);
-    l.s1 = onep_arena_take(&arena, features);
-    l.dot = onep_arena_take(&arena, (size_t)p->rows.count * element);
-    l.partial = onep_arena_take(&arena, (size_t)l.blocks * 2 * (size_t)p->columns * sizeof(double));
+    l.mean = (char *)onep_arena_take(&arena, features);
+    l.rstd = (char *)onep_arena_take(&arena, features);
+    l.slope = (char *)onep_arena_take(&arena, features);
+    l.s0 = (char *)onep_arena_take(&arena, features);
+    l.s1 = (char *)onep_arena_take(&arena, features);
+    l.dot = (char *)onep_arena_take(&arena, (size_t)p->rows.count * element);
+    l.partial = (double *)onep_arena_take(&arena, (size_t)l.blocks * 2 * (size_t)p->columns * sizeof(double));
     l.slots = onep_slots_take(&arena, &l.plan, (int32_t)smaller(l.blocks, threads), 0);
     l.rest = arena;
     *bytes =

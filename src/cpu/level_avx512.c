@@ -4,3 +4,4 @@
 #define LEVEL(name) name##_avx512
 #include "level.inc"
 #include "level_head.inc"
+#include "level_kl.inc"

@@ -14,7 +14,7 @@ static int64_t part(int64_t total, int64_t most, int64_t multiple, int64_t *part
 
 onep_product_plan onep_product_plan_of(int64_t rows, int64_t columns, size_t element)
 {
-    onep_product_plan plan = {.element = element, .depth_block = ONEP_DEPTH_BYTES / (int64_t)element};
+    onep_product_plan plan = {.depth_block = ONEP_DEPTH_BYTES / (int64_t)element, .element = element};
     plan.tile_rows = part(rows, ONEP_TILE_ROWS, ONEP_STRIP_MULTIPLE, &plan.row_tiles);
     int64_t most = ONEP_TILE_COLUMNS;
     plan.tile_columns = part(columns, most, ONEP_PANEL_MULTIPLE, &plan.column_tiles);
@@ -84,25 +84,25 @@ int32_t onep_useful_threads(const onep_product_plan *plan, int32_t threads)
 
 onep_slots onep_slots_take(onep_arena *arena, const onep_product_plan *plan, int32_t threads, size_t extra)
 {
-    onep_slots slots = {.plan = *plan, .count = threads < 1 ? 1 : threads};
+    onep_slots slots = {.count = threads < 1 ? 1 : threads, .plan = *plan};
     slots.bytes = a_bytes(plan) + b_bytes(plan) + c_bytes(plan) + segment_bytes(plan) + whole_lines(extra);
-    slots.taken = onep_arena_take(arena, (size_t)slots.count * sizeof(atomic_flag));
-    slots.memory = onep_arena_take(arena, (size_t)slots.count * slots.bytes);
+    slots.taken = (char *)onep_arena_take(arena, (size_t)slots.count);
+    slots.memory = (char *)onep_arena_take(arena, (size_t)slots.count * slots.bytes);
     for (int32_t i = 0; i < slots.count && slots.taken; i++)
-        atomic_flag_clear(&slots.taken[i]);
+        __atomic_clear(&slots.taken[i], __ATOMIC_RELAXED);
     return slots;
 }
 
 int32_t onep_slot_enter(const onep_slots *slots)
 {
     for (int32_t i = 0;; i = (i + 1) % slots->count)
-        if (!atomic_flag_test_and_set_explicit(&slots->taken[i], memory_order_acquire))
+        if (!__atomic_test_and_set(&slots->taken[i], __ATOMIC_ACQUIRE))
             return i;
 }
 
 void onep_slot_leave(const onep_slots *slots, int32_t index)
 {
-    atomic_flag_clear_explicit(&slots->taken[index], memory_order_release);
+    __atomic_clear(&slots->taken[index], __ATOMIC_RELEASE);
 }
 
 onep_slot onep_slot_of(const onep_slots *slots, int32_t index)

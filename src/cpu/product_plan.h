@@ -6,8 +6,6 @@
 #ifndef ONEP_PRODUCT_PLAN_H
 #define ONEP_PRODUCT_PLAN_H
 
-#include <stdatomic.h>
-
 #include "handle.h"
 #include "threads.h"
 
@@ -59,7 +57,7 @@ void *onep_arena_take(onep_arena *arena, size_t bytes); /* NULL if the base is *
 size_t onep_arena_size(const onep_arena *arena);        /* what a caller must provide, at any alignment */
 
 typedef struct onep_slots {
-    atomic_flag *taken;
+    char *taken; /* a byte a slot, atomically */
     char *memory;
     size_t bytes; /* of one */
     int32_t count;

@@ -81,7 +81,7 @@ static struct {
     const char *(*status_text)(int status); /* since 11.4; NULL before */
 } lt_api;
 
-static char name[300], missing[400];
+static char lt_name[300], lt_missing[400];
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static pthread_mutex_t failing = PTHREAD_MUTEX_INITIALIZER;
 static void *library;
@@ -113,7 +113,7 @@ static int find(void *from, const char *file, const char *symbol, void *function
     void *address = dlsym(from, symbol);
     memcpy(function, &address, size);
     if (!address)
-        snprintf(missing, sizeof missing, "%s has no %s", file, symbol);
+        snprintf(lt_missing, sizeof lt_missing, "%s has no %s", file, symbol);
     return address != NULL;
 }
 
@@ -124,8 +124,8 @@ static int take(const char *file, int flags)
     void *opened = dlopen(file, RTLD_NOW | RTLD_LOCAL | flags);
     if (!opened) {
         const char *why = dlerror();
-        if (!(flags & RTLD_NOLOAD) && !missing[0])
-            snprintf(missing, sizeof missing, "%s", why ? why : file);
+        if (!(flags & RTLD_NOLOAD) && !lt_missing[0])
+            snprintf(lt_missing, sizeof lt_missing, "%s", why ? why : file);
         return 0;
     }
 #define FUNCTION(member, symbol, parameters)                                                                           \
@@ -140,8 +140,8 @@ static int take(const char *file, int flags)
     library = opened;
     size_t version = lt_api.version();
     size_t unit = version < 100000 ? 1000 : 10000; /* 11805 is 11.8.5, 120304 is 12.3.4 */
-    snprintf(name, sizeof name, "%s, %zu.%zu.%zu", file, version / unit, version % unit / 100, version % 100);
-    missing[0] = 0;
+    snprintf(lt_name, sizeof lt_name, "%s, %zu.%zu.%zu", file, version / unit, version % unit / 100, version % 100);
+    lt_missing[0] = 0;
     return 1;
 }
 
@@ -149,7 +149,7 @@ static void load(void)
 {
     const char *forced = getenv("ONEPASS_CUBLASLT");
     if (forced && strcmp(forced, "none") == 0) {
-        snprintf(missing, sizeof missing, "$ONEPASS_CUBLASLT is \"none\"");
+        snprintf(lt_missing, sizeof lt_missing, "$ONEPASS_CUBLASLT is \"none\"");
         return;
     }
     if (forced && *forced) {
@@ -174,13 +174,13 @@ static void load(void)
 const char *onep_cublaslt_name(void)
 {
     pthread_once(&once, load);
-    return library ? name : "";
+    return library ? lt_name : "";
 }
 
 const char *onep_cublaslt_missing(void)
 {
     pthread_once(&once, load);
-    return missing;
+    return lt_missing;
 }
 
 void onep_cublaslt_text(int error, char *text, size_t size)
@@ -196,7 +196,7 @@ onep_cublaslt *onep_cublaslt_create(void)
     pthread_once(&once, load);
     if (!library)
         return NULL;
-    onep_cublaslt *lt = calloc(1, sizeof *lt);
+    onep_cublaslt *lt = (onep_cublaslt *)calloc(1, sizeof *lt);
     if (!lt)
         return NULL;
     int error = lt_api.create(&lt->handle);
@@ -204,7 +204,7 @@ onep_cublaslt *onep_cublaslt_create(void)
         char text[100];
         onep_cublaslt_text(error, text, sizeof text);
         pthread_mutex_lock(&failing);
-        snprintf(missing, sizeof missing, "%.200s does not start on this device: %s", name, text);
+        snprintf(lt_missing, sizeof lt_missing, "%.200s does not start on this device: %s", lt_name, text);
         pthread_mutex_unlock(&failing);
         free(lt);
         return NULL;

@@ -92,7 +92,7 @@ static onep_operand take_matrix(room *r, int64_t rows, int64_t columns, onep_typ
     int64_t pitch = ceil_div(columns * (int64_t)size_of(type), 16) * 16;
     onep_operand made = {.type = type, .col_stride = (int64_t)size_of(type)};
     made.row_stride[0] = pitch;
-    made.data = take(r, (size_t)(rows * pitch));
+    made.data = (char *)take(r, (size_t)(rows * pitch));
     return made;
 }
 
@@ -132,9 +132,10 @@ static cut cut_of(int64_t rows, int64_t columns)
 typedef struct forward {
     onep_type computed;
     onep_operand y;
-    cut cut;
+    cut shares;
     int made; /* the product makes the statistics of every cut itself */
-    void *slope, *offset, *partial, *product;
+    void *slope, *offset, *product;
+    double *partial;
     size_t product_bytes;
 } forward;
 
@@ -171,15 +172,15 @@ static size_t place_forward(onep_cuda *cuda, const onep_head_problem *p, onep_pr
     onep_product product = forward_product(p, &f->y, math);
     int batch = p->statistics == ONEPASS_BATCH_STATISTICS;
     int64_t made_rows = batch ? onep_product_statistics_rows(cuda, &product) : 0;
-    f->cut = cut_of(p->rows.count, p->columns);
+    f->shares = cut_of(p->rows.count, p->columns);
     f->made = made_rows > 0;
     if (f->made) {
-        f->cut.split_rows = made_rows;
-        f->cut.splits = ceil_div(p->rows.count, made_rows);
+        f->shares.split_rows = made_rows;
+        f->shares.splits = ceil_div(p->rows.count, made_rows);
     }
     f->partial = NULL;
-    if (batch && (f->made || f->cut.splits > 1))
-        f->partial = take(&r, (size_t)(f->cut.splits * p->columns) * 2 * sizeof(double));
+    if (batch && (f->made || f->shares.splits > 1))
+        f->partial = (double *)take(&r, (size_t)(f->shares.splits * p->columns) * 2 * sizeof(double));
     f->product_bytes = onep_product_workspace(cuda, &product);
     f->product = f->product_bytes ? take(&r, f->product_bytes) : NULL;
     return room_bytes(&r);
@@ -216,9 +217,9 @@ static onepass_status run_statistics(onep_cuda *cuda, const onep_head_problem *p
                      .cumulative = p->cumulative,
                      .running = p->statistics == ONEPASS_RUNNING_STATISTICS},
         .y = matrix(&f->y, &rows),
-        .split_rows = f->cut.split_rows,
-        .strips = (int)f->cut.strips,
-        .splits = (int)f->cut.splits,
+        .split_rows = f->shares.split_rows,
+        .strips = (int)f->shares.strips,
+        .splits = (int)f->shares.splits,
         .partial = f->partial,
     };
     const char *any = f->computed == ONEP_F64 ? "any64" : "any32";
@@ -289,7 +290,7 @@ static onepass_status count_batch(onep_cuda *cuda, const onep_head_problem *p)
 {
     if (p->statistics == ONEPASS_RUNNING_STATISTICS || !p->batches_tracked.data)
         return ONEPASS_OK;
-    onep_head_stats_args a = {.features.batches = (long long *)(void *)p->batches_tracked.data};
+    onep_head_stats_args a = {.features = {.batches = (long long *)(void *)p->batches_tracked.data}};
     return onep_cuda_launch_early(cuda, "head", "onep_head_count", 1, 32, 0, &a, sizeof a);
 }
 
@@ -317,7 +318,8 @@ typedef struct backward {
     onep_type computed;
     onep_operand dy;
     int64_t parts, part_rows, strips, splits, split_rows;
-    void *dots, *partial, *scale_partial, *product;
+    void *dots, *partial, *product;
+    double *scale_partial;
 } backward;
 
 /* dX = dY W and dW = dY^T X. */
@@ -377,7 +379,7 @@ static size_t place_backward(onep_cuda *cuda, const onep_head_backward_problem *
     b->splits = rows ? ceil_div(rows, b->split_rows) : 1;
     b->dots = take(&r, (size_t)rows * size);
     b->partial = take(&r, (size_t)(b->parts * 2 * columns) * size);
-    b->scale_partial = take(&r, (size_t)b->strips * sizeof(double));
+    b->scale_partial = (double *)take(&r, (size_t)b->strips * sizeof(double));
     /* Tensor cores multiply halves by halves: dy is rounded to the type of both operands, as it would be anyway. */
     b->dy = take_matrix(&r, rows, columns, p.input.type == p.weight.type ? p.input.type : b->computed);
     onep_product to_input = input_product(&p, &b->dy, math), to_weight = weight_product(&p, &b->dy, math);
@@ -400,7 +402,8 @@ static onep_head_grad_args grad_args(const onep_head_backward_problem *p, const 
         .grad_output = matrix(&p->grad_output, &rows),
         .output = matrix(&p->output, &rows),
         .product = matrix(&p->product, &rows),
-        .in = {[ONEP_HEAD_GAMMA] = vector(&p->gamma),
+        .in = {[ONEP_HEAD_BIAS] = {NULL, 0, 0, 0},
+               [ONEP_HEAD_GAMMA] = vector(&p->gamma),
                [ONEP_HEAD_BETA] = vector(&p->beta),
                [ONEP_HEAD_SCALE] = vector(&p->scale),
                [ONEP_HEAD_MEAN] = vector(&p->mean),
@@ -411,6 +414,7 @@ static onep_head_grad_args grad_args(const onep_head_backward_problem *p, const 
         .dots = b->dots,
         .partial = b->partial,
         .scale_partial = b->scale_partial,
+        .per_row = p->rows.count ? 1 / (double)p->rows.count : 0,
         .rows = p->rows.count,
         .columns = p->columns,
         .part_rows = b->part_rows,
@@ -419,7 +423,6 @@ static onep_head_grad_args grad_args(const onep_head_backward_problem *p, const 
         .strips = (int)b->strips,
         .splits = (int)b->splits,
         .running = p->statistics == ONEPASS_RUNNING_STATISTICS,
-        .per_row = p->rows.count ? 1 / (double)p->rows.count : 0,
     };
     if (p->scale_is_one_value)
         a.one_scale = vector(&p->grad_scale);
@@ -484,7 +487,7 @@ onepass_status onep_head_backward_cuda_run(onep_cuda *cuda, const onep_head_back
         if (status == ONEPASS_OK && (stages & ONEP_HEAD_SOFTMAX))
             status = run_grad_columns(cuda, &a, b.computed);
     } else {
-        b = (backward){.dy.type = p->input.type};
+        b = (backward){.dy = {.type = p->input.type}};
     }
     if (!(stages & ONEP_HEAD_PRODUCT))
         return status;

@@ -33,10 +33,15 @@ typedef struct onep_split_trial {
 typedef struct onep_product {
     const char *operator_name;
     int64_t m, n, k;
-    onep_operand a, b, c;
-    onep_rows a_rows, b_rows, c_rows;
-    int a_swapped, b_swapped; /* the operand is stored with k along its rows */
-    onep_operand bias;        /* absent: 0 */
+    onep_operand a;
+    onep_rows a_rows;
+    int a_swapped; /* the operand is stored with k along its rows */
+    onep_operand b;
+    onep_rows b_rows;
+    int b_swapped;
+    onep_operand c;
+    onep_rows c_rows;
+    onep_operand bias; /* absent: 0 */
     onep_product_math math;
     const struct onep_split_planes *b_planes; /* what split.h made of b before; or NULL. Then b is only looked at again
                                                  for rows with an infinity */

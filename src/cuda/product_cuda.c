@@ -19,7 +19,7 @@ struct onep_products {
 
 onep_products *onep_products_create(void)
 {
-    onep_products *products = calloc(1, sizeof *products);
+    onep_products *products = (onep_products *)calloc(1, sizeof *products);
     if (products)
         products->lt = onep_cublaslt_create();
     return products;

@@ -16,6 +16,36 @@ enum {
     FIRST_GRADIENTS_SIZE = offsetof(onepass_head_gradients, scale) + sizeof(void *),
 };
 
+/* Lines of the tables of arguments. */
+static onep_argument matrix(const char *name, const onepass_tensor *tensor, int64_t rows, int64_t columns)
+{
+    return (onep_argument){.name = name, .tensor = tensor, .rank = 2, .extent = {rows, columns}};
+}
+
+static onep_argument vector(const char *name, const onepass_tensor *tensor, int64_t elements)
+{
+    return (onep_argument){.name = name, .tensor = tensor, .rank = 1, .extent = {elements}};
+}
+
+static onep_argument or_one(onep_argument argument, int allowed)
+{
+    argument.one_allowed = allowed;
+    return argument;
+}
+
+static onep_argument of_type(onep_argument argument, onep_type_rule rule, onep_type type)
+{
+    argument.rule = rule;
+    argument.type = type;
+    return argument;
+}
+
+static onep_argument written(onep_argument argument, int is_output)
+{
+    argument.is_output = is_output;
+    return argument;
+}
+
 static onepass_status read_options(const char *op, const onepass_head_options *given, onepass_head_options *options)
 {
     if (!given)
@@ -134,19 +164,23 @@ onepass_status onepass_head(onepass_handle *handle, const onepass_tensor *input,
     int updates = o.statistics == ONEPASS_BATCH_STATISTICS;
     onep_type promoted = onep_promoted(input, weight), computed = onep_computed(promoted);
     onep_argument arguments[] = {
-        {"input", input, .rank = 2, .extent = {rows, depth}},
-        {"weight", weight, .rank = 2, .extent = {n, depth}},
-        {"options.bias", o.bias, .rank = 1, .extent = {n}},
-        {"options.gamma", o.gamma, .rank = 1, .extent = {n}},
-        {"options.beta", o.beta, .rank = 1, .extent = {n}},
-        {"options.scale", o.scale, .rank = 1, .extent = {n}, .one_allowed = 1},
-        {"options.running_mean", o.running_mean, updates, .rank = 1, .extent = {n}},
-        {"options.running_var", o.running_var, updates, .rank = 1, .extent = {n}},
-        {"options.batches_tracked", o.batches_tracked, updates, ONEP_COUNTER, .one_allowed = 1},
-        {"output", output, 1, ONEP_HOLDS_TYPE, promoted, .rank = 2, .extent = {rows, n}},
-        {"product", product, 1, ONEP_SAME_TYPE, computed, .rank = 2, .extent = {rows, n}},
-        {"mean", mean, 1, ONEP_HOLDS_TYPE, computed, .rank = 1, .extent = {n}},
-        {"rstd", rstd, 1, ONEP_HOLDS_TYPE, computed, .rank = 1, .extent = {n}},
+        matrix("input", input, rows, depth),
+        matrix("weight", weight, n, depth),
+        vector("options.bias", o.bias, n),
+        vector("options.gamma", o.gamma, n),
+        vector("options.beta", o.beta, n),
+        or_one(vector("options.scale", o.scale, n), 1),
+        written(vector("options.running_mean", o.running_mean, n), updates),
+        written(vector("options.running_var", o.running_var, n), updates),
+        {.name = "options.batches_tracked",
+         .tensor = o.batches_tracked,
+         .is_output = updates,
+         .rule = ONEP_COUNTER,
+         .one_allowed = 1},
+        written(of_type(matrix("output", output, rows, n), ONEP_HOLDS_TYPE, promoted), 1),
+        written(of_type(matrix("product", product, rows, n), ONEP_SAME_TYPE, computed), 1),
+        written(of_type(vector("mean", mean, n), ONEP_HOLDS_TYPE, computed), 1),
+        written(of_type(vector("rstd", rstd, n), ONEP_HOLDS_TYPE, computed), 1),
     };
     enum { ARGUMENTS = sizeof arguments / sizeof arguments[0] };
     status = onep_arguments_check(op, handle, arguments, ARGUMENTS);
@@ -186,8 +220,8 @@ onepass_status onepass_head_workspace_size(onepass_handle *handle, const onepass
     if (!output || !bytes)
         return onep_missing(op, output ? "bytes" : "output");
     onep_argument arguments[] = {
-        {"output", output, 1, .rank = 2, .extent = {input->shape[0], weight->shape[0]}},
-        {"product", product, 1, .rank = 2, .extent = {input->shape[0], weight->shape[0]}},
+        written(matrix("output", output, input->shape[0], weight->shape[0]), 1),
+        written(matrix("product", product, input->shape[0], weight->shape[0]), 1),
     };
     status = onep_arguments_check(op, handle, arguments, 2);
     if (status != ONEPASS_OK)
@@ -269,24 +303,25 @@ onepass_status onepass_head_backward(onepass_handle *handle, const onepass_tenso
     onep_type computed = onep_computed(onep_promoted(input, weight));
     int one_scale = o.scale && onep_elements(o.scale) == 1;
     onep_argument arguments[] = {
-        {"grad_output", grad_output, .rank = 2, .extent = {rows, n}},
-        {"output", output, .rank = 2, .extent = {rows, n}},
-        {"input", input, .rank = 2, .extent = {rows, depth}},
-        {"weight", weight, .rank = 2, .extent = {n, depth}},
-        {"product", product, 0, ONEP_SAME_TYPE, computed, .rank = 2, .extent = {rows, n}},
-        {"mean", mean, 0, ONEP_HOLDS_TYPE, computed, .rank = 1, .extent = {n}},
-        {"rstd", rstd, 0, ONEP_HOLDS_TYPE, computed, .rank = 1, .extent = {n}},
-        {"options.bias", o.bias, .rank = 1, .extent = {n}},
-        {"options.gamma", o.gamma, .rank = 1, .extent = {n}},
-        {"options.beta", o.beta, .rank = 1, .extent = {n}},
-        {"options.scale", o.scale, .rank = 1, .extent = {n}, .one_allowed = 1},
-        {"gradients.input", g.input, 1, ONEP_SAME_TYPE, type_or_any(input), .rank = 2, .extent = {rows, depth}},
-        {"gradients.weight", g.weight, 1, ONEP_SAME_TYPE, type_or_any(weight), .rank = 2, .extent = {n, depth}},
-        {"gradients.bias", g.bias, 1, ONEP_SAME_TYPE, type_or_any(o.bias), .rank = 1, .extent = {n}},
-        {"gradients.gamma", g.gamma, 1, ONEP_SAME_TYPE, type_or_any(o.gamma), .rank = 1, .extent = {n}},
-        {"gradients.beta", g.beta, 1, ONEP_SAME_TYPE, type_or_any(o.beta), .rank = 1, .extent = {n}},
-        {"gradients.scale", g.scale, 1, ONEP_SAME_TYPE, type_or_any(o.scale), .rank = 1, .extent = {one_scale ? 1 : n},
-         .one_allowed = one_scale},
+        matrix("grad_output", grad_output, rows, n),
+        matrix("output", output, rows, n),
+        matrix("input", input, rows, depth),
+        matrix("weight", weight, n, depth),
+        of_type(matrix("product", product, rows, n), ONEP_SAME_TYPE, computed),
+        of_type(vector("mean", mean, n), ONEP_HOLDS_TYPE, computed),
+        of_type(vector("rstd", rstd, n), ONEP_HOLDS_TYPE, computed),
+        vector("options.bias", o.bias, n),
+        vector("options.gamma", o.gamma, n),
+        vector("options.beta", o.beta, n),
+        or_one(vector("options.scale", o.scale, n), 1),
+        written(of_type(matrix("gradients.input", g.input, rows, depth), ONEP_SAME_TYPE, type_or_any(input)), 1),
+        written(of_type(matrix("gradients.weight", g.weight, n, depth), ONEP_SAME_TYPE, type_or_any(weight)), 1),
+        written(of_type(vector("gradients.bias", g.bias, n), ONEP_SAME_TYPE, type_or_any(o.bias)), 1),
+        written(of_type(vector("gradients.gamma", g.gamma, n), ONEP_SAME_TYPE, type_or_any(o.gamma)), 1),
+        written(of_type(vector("gradients.beta", g.beta, n), ONEP_SAME_TYPE, type_or_any(o.beta)), 1),
+        written(of_type(or_one(vector("gradients.scale", g.scale, one_scale ? 1 : n), one_scale), ONEP_SAME_TYPE,
+                        type_or_any(o.scale)),
+                1),
     };
     enum { ARGUMENTS = sizeof arguments / sizeof arguments[0] };
     status = onep_arguments_check(op, handle, arguments, ARGUMENTS);

@@ -2,38 +2,44 @@
 
 Without a GPU only this is tested: that the CUDA extension compiles, links and can be imported.
 """
-import os
+import contextlib
 import statistics
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
-from onepass import export  # noqa: E402
 from torch.utils import cpp_extension  # noqa: E402
-from test_export import ROOT, cuda_home, load, run  # noqa: E402
+from test_export import ROOT, cuda_home, exported, load, run  # noqa: E402
 from test_export_model import (BF16, EPSILON, F16, F32, F64, LAYOUTS, SHAPES, check_gradients,  # noqa: E402
                                check_special_values, check_value, gradients, library_path, probabilities, reference)
 
 gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 
 
-@pytest.fixture(scope="module")
-def module(tmp_path_factory):
+@contextlib.contextmanager
+def exported_for_cuda(operator, directory):
+    """The module in the exported file; a skip where its CUDA half cannot be compiled."""
     if not cpp_extension.is_ninja_available():
         pytest.skip("no ninja, which PyTorch compiles extensions with")
-    directory = tmp_path_factory.mktemp("model_cuda")
-    path = directory / "model_new.py"
-    path.write_text(export.export("kl_div"), encoding="utf-8")
     release = run([cuda_home() / "bin" / "nvcc", "--version"], directory)
     if torch.version.cuda is None or "release %s." % torch.version.cuda.split(".")[0] not in release:
         pytest.skip("this PyTorch is for CUDA %s, and nvcc is of another release" % torch.version.cuda)
-    before = os.environ.get("TORCH_EXTENSIONS_DIR")
-    os.environ["TORCH_EXTENSIONS_DIR"] = str(directory / "extensions")
-    yield load(path, "model_new_cuda")
-    os.environ.pop("TORCH_EXTENSIONS_DIR")
-    if before is not None:
-        os.environ["TORCH_EXTENSIONS_DIR"] = before
+    with exported(operator, directory) as path:
+        yield load(path, operator + "_cuda")
+
+
+def compile_without_a_gpu(module, monkeypatch):
+    monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", "8.0")
+    monkeypatch.setattr(module, "_check_cuda", lambda cpp_extension: ["compiled for a machine that is not here"])
+    extension = module._load("cuda")
+    assert callable(extension.forward) and callable(extension.backward)
+
+
+@pytest.fixture(scope="module")
+def module(tmp_path_factory):
+    with exported_for_cuda("kl_div", tmp_path_factory.mktemp("model_cuda")) as module:
+        yield module
 
 
 @pytest.fixture(scope="module")
@@ -47,10 +53,7 @@ def on_gpu(*shape, dtype=F32, **options):
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU: every other test here compiles it")
 def test_extension_compiles_without_a_gpu(module, monkeypatch):
-    monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", "8.0")
-    monkeypatch.setattr(module, "_check_cuda", lambda cpp_extension: ["compiled for a machine that is not here"])
-    extension = module._load("cuda")
-    assert callable(extension.forward) and callable(extension.backward)
+    compile_without_a_gpu(module, monkeypatch)
 
 
 # ---- values and gradients --------------------------------------------------------------------------------------------

@@ -18,8 +18,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import onepass  # noqa: E402
-from onepass import export  # noqa: E402
-from test_export import ROOT, load  # noqa: E402
+from test_export import ROOT, exported, load  # noqa: E402
 from torch.utils import cpp_extension  # noqa: E402
 
 F32, F64, F16, BF16 = torch.float32, torch.float64, torch.float16, torch.bfloat16
@@ -39,23 +38,14 @@ def model_file(tmp_path_factory):
     """The exported file, its kernels compiled by two processes that start at the same time."""
     if not cpp_extension.is_ninja_available():
         pytest.skip("no ninja, which PyTorch compiles extensions with")
-    directory = tmp_path_factory.mktemp("model")
-    path = directory / "model_new.py"
-    path.write_text(export.export("kl_div"), encoding="utf-8")
-    before = os.environ.get("TORCH_EXTENSIONS_DIR")
-    os.environ["TORCH_EXTENSIONS_DIR"] = str(directory / "extensions")
-    try:
-        both = [subprocess.Popen([sys.executable, "-c", FIRST_USE, str(directory)], stdout=subprocess.PIPE,
+    with exported("kl_div", tmp_path_factory.mktemp("model")) as path:
+        both = [subprocess.Popen([sys.executable, "-c", FIRST_USE, str(path.parent)], stdout=subprocess.PIPE,
                                  stderr=subprocess.PIPE, universal_newlines=True) for _ in range(2)]
         for process in both:
             output, errors = process.communicate(timeout=900)
             assert process.returncode == 0, errors[-3000:]
             assert abs(float(output.split()[-1]) - 0.137326539) < 1e-8  # old releases print a line of their own first
         yield path
-    finally:
-        os.environ.pop("TORCH_EXTENSIONS_DIR")
-        if before is not None:
-            os.environ["TORCH_EXTENSIONS_DIR"] = before
 
 
 @pytest.fixture(scope="session")

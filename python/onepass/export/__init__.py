@@ -1,6 +1,7 @@
 """One self-contained Python file with a model in it, for people who may bring only one file.
 
     python -m onepass.export kl_div -o model_new.py
+    python -m onepass.export linear_bn_softmax -o model_new.py
 
 The file holds `class ModelNew`, the sources of the library that the model needs, word for word, and a few lines that
 have PyTorch compile them at first use. It needs PyTorch and a compiler, and nothing of this package.
@@ -16,15 +17,40 @@ SourcesMissing = gather.SourcesMissing
 
 
 class Operator:
-    """What can be exported. `name` names its templates: name.py (the model), name.cpp and name.cu (its binding and its
-    kernels). `kernels` are its lines in src/core/kernels.def. `made` gives files that are cut from sources,
-    {name: function without arguments}."""
+    """What can be exported. `name` names its templates: name.py (the model), name.cpp (its binding), and the PARTS that
+    are included where the templates of all operators say operator_PART. `kernels` are its lines in src/core/kernels.def.
+    `made` gives files that are cut from sources, {name: function without arguments}."""
+
+    PARTS = ("cpu.inc", "level.inc", "cuda.inc", "kernels.inc")
 
     def __init__(self, name, summary, kernels, made):
         self.name = name
         self.summary = summary
         self.kernels = kernels
         self.made = made
+
+    def files(self):
+        """What there is for this operator alone, {name: text}."""
+        files = {"operator_" + part: gather.template("%s_%s" % (self.name, part)) for part in self.PARTS}
+        files.update((made, cut()) for made, cut in self.made.items())
+        return files
+
+
+def _kernel_names(definitions, uses):
+    """KERNEL(name) for every kernel in the text `uses`, written out or made by a macro that a source of `definitions`
+    defines: such a macro makes one for each name that it pastes together."""
+    macros = {}
+    for path in definitions:
+        for name, parameters, body in re.findall(r"^#define (ONEP_\w+)\(([^)]*)\)((?:.*\\\n)*.*)", gather.read(path),
+                                                 re.MULTILINE):
+            macros[name] = (parameters.split(", "), re.findall(r"\bonep_\w+(?:##\w+)+(?=\()", body))
+    written = re.sub(r"^#define (?:.*\\\n)*.*", "", uses, flags=re.MULTILINE)
+    names = re.findall(r"\b(onep_\w+)\(const onep_\w+ a\)\n", written)
+    for macro, arguments in re.findall(r"^(ONEP_\w+)\((.*)\)$", written, re.MULTILINE):
+        parameters, pasted = macros[macro]
+        given = dict(zip(parameters, arguments.split(", ")))
+        names += ["".join(given.get(part, part) for part in name.split("##")) for name in pasted]
+    return "\n".join(["/* Those kernels by name. */"] + ["KERNEL(%s)" % name for name in names]) + "\n"
 
 
 def _kl_kernels():
@@ -37,22 +63,20 @@ def _kl_kernels():
 
 
 def _kl_names():
-    """KERNEL(name) for every kernel that those lines make: a macro makes one for each name that it pastes together."""
-    names = {}
-    for path in ("src/cuda/kl_flat.cuh", "src/cuda/kl_rows.cuh"):
-        for macro in re.finditer(r"^#define (ONEP_KL_\w+)\(T, form.*\\\n(?:.*\\\n)*", gather.read(path), re.MULTILINE):
-            names[macro[1]] = re.findall(r"\bonep_kl_\w+(?:##\w+)+(?=\()", macro[0])
-    lines = ["/* Those kernels by name. */"]
-    for macro, element in re.findall(r"^(\w+)\((\w+), 0", _kl_kernels(), re.MULTILINE):
-        for name in names[macro]:
-            parts = [{"T": element, "form": "0"}.get(part, part) for part in name.split("##")]
-            lines.append("KERNEL(%s)" % "".join(parts))
-    return "\n".join(lines) + "\n"
+    return _kernel_names(["src/cuda/kl_flat.cuh", "src/cuda/kl_rows.cuh"], _kl_kernels())
+
+
+def _head_names():
+    sources = ["src/cuda/%s.cu" % name for name in ("head_any", "head_bf16", "head_f16", "head_f32", "product")]
+    headers = ["src/cuda/head_%s.cuh" % name for name in ("backward", "softmax", "stats")]
+    return _kernel_names(sources + headers, "".join(gather.read(path) for path in sources))
 
 
 OPERATORS = {operator.name: operator for operator in (
     Operator("kl_div", "kl_div(log(predictions), targets, reduction=\"batchmean\")", ["kl"],
-             {"kl_kernels.inc": _kl_kernels, "kl_names.inc": _kl_names}),
+             {"kl_kernels.inc": _kl_kernels, "operator_names.inc": _kl_names}),
+    Operator("linear_bn_softmax", "softmax(scale * batch_norm(linear(x)), dim=1)", ["head", "head_backward"],
+             {"operator_names.inc": _head_names}),
 )}
 
 _HEAD = '''"""%(summary)s as one fused PyTorch module: class ModelNew.
@@ -74,6 +98,7 @@ import os
 import subprocess
 import sys
 import threading
+from collections import namedtuple
 
 import torch
 from torch import nn
@@ -92,8 +117,7 @@ def _quoted(text):
 def export(name):
     """The text of the file for one of OPERATORS. The same sources give the same text."""
     operator = OPERATORS[name]
-    files = gather.with_includes([name + ".cpp", name + ".cu"], {made: cut() for made, cut in operator.made.items()},
-                                 operator.kernels)
+    files = gather.with_includes([name + ".cpp", "kernels.cu"], operator.files(), operator.kernels)
     paths = {gather.flat_name(path): path for path in gather.listed()}
     parts = [_HEAD % {"name": name, "summary": operator.summary, "version": gather.version()},
              "\n" + gather.template(name + ".py"),

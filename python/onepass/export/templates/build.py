@@ -30,7 +30,7 @@ def _load(kind):
     if kind == "cuda":
         key += _check_cuda(cpp_extension)
         flags.append("-DONEPASS_EXPORT_CUDA=1")
-        options["cuda_sources"] = [_FILES[_OPERATOR + ".cu"]]
+        options["cuda_sources"] = [_FILES["kernels.cu"]]
         options["extra_cuda_cflags"] = ["-O3", "-Xcompiler=-fvisibility=hidden"]
     if "no_implicit_headers" in inspect.signature(cpp_extension.load_inline).parameters:
         options["no_implicit_headers"] = True  # the sources name what they need, a fraction of it
@@ -99,6 +99,8 @@ _AUTOCAST_TAKES_DEVICE = _autocast_takes_device()
 
 def _autocast(tensor):
     """Whether autocast is on for the device of this tensor."""
+    if tensor.device.type not in ("cpu", "cuda"):
+        return False
     if _AUTOCAST_TAKES_DEVICE:
         return torch.is_autocast_enabled(tensor.device.type)
     return torch.is_autocast_enabled() if tensor.is_cuda else torch.is_autocast_cpu_enabled()
