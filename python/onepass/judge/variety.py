@@ -133,7 +133,11 @@ class Variety:
                 if fault:
                     self.report["shapes"].fail("%s: %s" % (label, fault))
                     continue
+                if session.low:
+                    self.build_low(list(init), session.reference.ask("state", limit=1 << 40, slot=slots[0]))
                 outcomes.append((label, self.case("shapes", label, list(values), again, slots=slots)))
+            if session.low:
+                self.build_low(checks.init, checks.state)
         if outcomes:
             earlier = self.report["shapes"].details.get("cases", [])
             self.conclude("shapes", [(case["case"], case["outcome"]) for case in earlier] + outcomes)
@@ -156,6 +160,11 @@ class Variety:
         except launch.Raised as raised:
             return "it raises %s" % raised.reason
         return None
+
+    def build_low(self, init, state):
+        """The reference in single precision, whose errors stand in for those of double precision."""
+        self.session.reference.ask("build", slot="low", init=init, seed=1, dtype=torch.float32)
+        self.session.reference.ask("load_state", slot="low", state=state)
 
     # ---- layouts and types -------------------------------------------------------------------------------------------
 
@@ -193,8 +202,7 @@ class Variety:
             session.own_scale = 2.0 ** -29 if session.low else 1.0
             try:
                 if session.low:
-                    session.reference.ask("build", slot="low", init=checks.init, seed=1, dtype=torch.float32)
-                    session.reference.ask("load_state", slot="low", state=state)
+                    self.build_low(checks.init, state)
 
                 def again():
                     return values[int(torch.randint(len(values), (1,), generator=session.generator()))]
@@ -206,6 +214,5 @@ class Variety:
             session.reference.ask("free", slot=slot)
         session.candidate.ask("free", slot=slots[0])
         if session.low:
-            session.reference.ask("build", slot="low", init=checks.init, seed=1, dtype=torch.float32)
-            session.reference.ask("load_state", slot="low", state=checks.state)
+            self.build_low(checks.init, checks.state)
         self.conclude("dtypes", outcomes)
