@@ -110,6 +110,7 @@ PyMODINIT_FUNC PyInit__native(void)
         {"RUNNING_STATISTICS", ONEPASS_RUNNING_STATISTICS},
         {"FP32_FULL", ONEPASS_FP32_FULL},
         {"FP32_TF32", ONEPASS_FP32_TF32},
+        {"FP32_SPLIT", ONEPASS_FP32_SPLIT},
     };
     PyObject *module = PyModule_Create(&definition);
     if (!module)

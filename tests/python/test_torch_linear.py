@@ -3,6 +3,9 @@ whoever must see the call. Errors are against float64; PyTorch's own is the limi
 
 import inspect
 import math
+import os
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -252,7 +255,42 @@ def test_tf32_is_pytorchs_to_allow():
         torch.backends.cuda.matmul.allow_tf32 = before
 
 
+def imported(products, program="from onepass.torch import matrices"):
+    """What a new process prints that imports onepass.torch with $ONEPASS_FP32_PRODUCTS set."""
+    return subprocess.run([sys.executable, "-c", program], env=dict(os.environ, ONEPASS_FP32_PRODUCTS=products),
+                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, universal_newlines=True)
+
+
+def test_products_from_the_environment():
+    done = imported("exact")
+    assert done.returncode != 0
+    assert "ValueError: $ONEPASS_FP32_PRODUCTS: 'exact'; it must be full or split" in done.stdout
+    for products in ("", "full", "split"):
+        done = imported(products, "import torch; from onepass.torch import linear; x = torch.ones(2, 3); "
+                                  "print(linear(x, x).tolist())")
+        assert done.stdout == "[[3.0, 3.0], [3.0, 3.0]]\n", done.stdout
+
+
 # ---- CUDA ------------------------------------------------------------------------------------------------------------
+
+
+@needs_cuda
+def test_split_products_cuda():
+    """float32 on tensor cores by two halves: closer to the exact product than PyTorch's, gradients included."""
+    done = imported("split", """
+import torch, onepass.torch
+torch.backends.cuda.matmul.allow_tf32 = False
+draw = lambda *shape: torch.randn(*shape, device="cuda", requires_grad=True)
+tensors, upstream = [draw(300, 2048), draw(512, 2048)], torch.randn(300, 512, device="cuda")
+def results(function, tensors, upstream):
+    output = function(*tensors)
+    return [output.detach()] + list(torch.autograd.grad(output, tensors, upstream))
+exact = results(torch.nn.functional.linear, [t.detach().double().requires_grad_() for t in tensors], upstream.double())
+ours, theirs = results(onepass.torch.linear, tensors, upstream), results(torch.nn.functional.linear, tensors, upstream)
+off = lambda a, b: float((a.double() - b).norm() / b.norm())
+print([off(a, b) < 3.5e-7 and off(a, b) < off(c, b) for a, b, c in zip(ours, exact, theirs)])
+""")
+    assert done.stdout == "[True, True, True]\n", done.stdout
 
 
 @needs_cuda

@@ -5,6 +5,8 @@ dispatch mode sees an operator of the dispatcher. All others, torch.func, forwar
 and torch.utils.flop_counter, get PyTorch's own operations, whose rules they know.
 """
 
+import os
+
 import torch
 from torch.autograd import forward_ad
 
@@ -109,7 +111,12 @@ def no_autocast(tensor):
     return torch.autocast("cuda" if tensor.is_cuda else "cpu", enabled=False)
 
 
-# ---- TF32 ------------------------------------------------------------------------------------------------------------
+# ---- products of float32 ---------------------------------------------------------------------------------------------
+
+_FULL = {"": _native.FP32_FULL, "full": _native.FP32_FULL, "split": _native.FP32_SPLIT}
+_wanted = os.environ.get("ONEPASS_FP32_PRODUCTS", "")
+if _wanted not in _FULL:
+    raise ValueError("$ONEPASS_FP32_PRODUCTS: %r; it must be full or split" % _wanted)
 
 _matmul = torch.backends.cuda.matmul
 
@@ -133,7 +140,8 @@ else:
 
 
 def products(tensor):
-    """How the library multiplies: TF32 if PyTorch would, with the program's own setting."""
-    if tensor.is_cuda and tensor.dtype is torch.float32 and _allows_tf32():
-        return _native.FP32_TF32
+    """How the library multiplies: TF32 if PyTorch would, with the program's own setting; otherwise as
+    $ONEPASS_FP32_PRODUCTS said when this was imported."""
+    if tensor.is_cuda and tensor.dtype is torch.float32:
+        return _native.FP32_TF32 if _allows_tf32() else _FULL[_wanted]
     return _native.FP32_FULL
