@@ -14,6 +14,7 @@
 #ifndef ONEPASS_TEST_EMULATED_GPU_HPP
 #define ONEPASS_TEST_EMULATED_GPU_HPP
 
+#include <setjmp.h>
 #include <ucontext.h>
 
 #include <atomic>
@@ -81,9 +82,10 @@ struct warp_state {
 struct block_state;
 
 struct fiber {
-    ucontext_t context;
+    ucontext_t context; /* only to begin with: _setjmp and _longjmp leave the signal mask alone, and are cheap */
+    jmp_buf at;
     unsigned thread;
-    bool done = false;
+    bool begun = false, done = false;
     char *stack = nullptr;
     block_state *block = nullptr;
 };
@@ -100,7 +102,7 @@ struct block_state {
     cluster_state *cluster = nullptr;
     std::vector<fiber> fibers;
     std::vector<warp_state> warps;
-    ucontext_t scheduler;
+    jmp_buf scheduler;
     unsigned block = 0, grid = 0, at_barrier = 0;
     unsigned long long barrier_round = 0;
     uint64_t random = 0;
@@ -134,7 +136,8 @@ static inline int cluster_blocks()
 
 static inline void yield()
 {
-    swapcontext(&current->context, &current->block->scheduler);
+    if (_setjmp(current->at) == 0)
+        _longjmp(current->block->scheduler, 1);
 }
 
 template <class CONDITION> static inline void wait_until(CONDITION condition)
@@ -173,7 +176,19 @@ static void enter_kernel(unsigned high, unsigned low)
     fiber *f = (fiber *)(((uintptr_t)high << 32) | low);
     f->block->kernel(f->block->args);
     f->done = true;
-    swapcontext(&f->context, &f->block->scheduler);
+    _longjmp(f->block->scheduler, 1);
+}
+
+/* Lets a fiber run until it makes room. */
+__attribute__((noinline)) static void resume(fiber &f)
+{
+    current = &f;
+    if (_setjmp(f.block->scheduler) != 0)
+        return;
+    if (f.begun)
+        _longjmp(f.at, 1);
+    f.begun = true;
+    setcontext(&f.context);
 }
 
 /* One block, on a thread of its own. */
@@ -201,8 +216,7 @@ static void run_block(block_state &b)
             fiber &f = b.fibers[(begin + i) % b.fibers.size()];
             if (f.done || f.thread / WARP == held)
                 continue;
-            current = &f;
-            swapcontext(&b.scheduler, &f.context);
+            resume(f);
             left -= f.done;
         }
         std::this_thread::yield();

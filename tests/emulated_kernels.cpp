@@ -25,15 +25,17 @@ struct known_kernel {
     const char *name;
     void (*split)(const onep_split_args);
     void (*product)(const onep_split_product_args);
+    void (*merge)(const onep_split_merge_args);
 };
 
-#define PRODUCT(name) {#name, nullptr, hopper_kernels::name}
+#define PRODUCT(name) {#name, nullptr, hopper_kernels::name, nullptr}
 static const known_kernel known[] = {
-    {"onep_split_rows", planes_kernels::onep_split_rows, nullptr},
-    {"onep_split_columns", planes_kernels::onep_split_columns, nullptr},
-    {"onep_split_chunks", planes_kernels::onep_split_chunks, nullptr},
-    {"onep_split_chunks_across", planes_kernels::onep_split_chunks_across, nullptr},
-    {"onep_split_product_sm80", nullptr, ampere_kernels::onep_split_product_sm80},
+    {"onep_split_rows", planes_kernels::onep_split_rows, nullptr, nullptr},
+    {"onep_split_columns", planes_kernels::onep_split_columns, nullptr, nullptr},
+    {"onep_split_chunks", planes_kernels::onep_split_chunks, nullptr, nullptr},
+    {"onep_split_chunks_across", planes_kernels::onep_split_chunks_across, nullptr, nullptr},
+    {"onep_split_merge", nullptr, nullptr, planes_kernels::onep_split_merge},
+    {"onep_split_product_sm80", nullptr, ampere_kernels::onep_split_product_sm80, nullptr},
     PRODUCT(onep_split_product_sm90_planes_256),
     PRODUCT(onep_split_product_sm90_planes_128),
     PRODUCT(onep_split_product_sm90_planes_64),
@@ -68,6 +70,8 @@ onepass_status emulated_launch_cluster(const onep_cuda *, const char *, const ch
         return ONEPASS_DEVICE_ERROR;
     if (k->split)
         emulated::launch(k->split, grid, block, cluster, *static_cast<const onep_split_args *>(args), seed++);
+    else if (k->merge)
+        emulated::launch(k->merge, grid, block, cluster, *static_cast<const onep_split_merge_args *>(args), seed++);
     else
         emulated::launch(k->product, grid, block, cluster, *static_cast<const onep_split_product_args *>(args), seed++);
     return ONEPASS_OK;

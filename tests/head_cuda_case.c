@@ -321,7 +321,7 @@ head_expected head_define(const head_case *c, const head_tensors *t)
             /* the offset's rounding, that of z, the slope's, the statistics' of rounded sums, and the product's error
              */
             e.z_error[i * n + j] = unit * (fabs(slope * e.mean[j]) + fabs(scale * beta) + 2 * fabs(z) + 8 * fabs(x)) +
-                                   3 * fabs(slope) * y_error * (1 + fabs(x / (scale ? scale : 1)));
+                                   3 * fabs(slope) * y_error * (1 + fabs(x / (scale != 0 ? scale : 1)));
         }
     }
     for (int64_t i = 0; i < m; i++) {

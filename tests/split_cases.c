@@ -221,6 +221,26 @@ static void check_statistics(const split_case *c, const split_made *made)
         }
 }
 
+/* One element, the sum of its parts. A part of b has flags of its own, a row of a those of the whole row. */
+static float model_element(const model_rows *a, int64_t i, const model_rows *b, int64_t j, int64_t depth, int64_t part)
+{
+    float sum = 0;
+    for (int64_t k = 0; k < depth; k += part) {
+        int64_t count = depth - k < part ? depth - k : part;
+        const float *x = a->values + i * depth + k, *w = b->values + j * depth + k;
+        split_row x_row = a->rows[i], w_row = b->rows[j];
+        x_row.hi += k;
+        x_row.lo += k;
+        w_row.hi += k;
+        w_row.lo += k;
+        w_row.exponents += k / SPLIT_CHUNK;
+        split_make(&scheme, 1, w, count, &w_row);
+        float y = split_product(&scheme, x, &x_row, w, &w_row, count);
+        sum = k == 0 ? y : sum + y;
+    }
+    return sum;
+}
+
 static void check_bits(const split_case *c, const split_made *made)
 {
     model_rows a = model_operand(&made->a, c->a_swapped, 0, c->m, c->k);
@@ -230,7 +250,7 @@ static void check_bits(const split_case *c, const split_made *made)
     int64_t first_i = 0, first_j = 0;
     for (int64_t i = 0; i < c->m; i++)
         for (int64_t j = 0; j < c->n; j++) {
-            float y = split_product(&scheme, a.values + i * c->k, &a.rows[i], b.values + j * c->k, &b.rows[j], c->k);
+            float y = model_element(&a, i, &b, j, c->k, onep_split_part_depth(head_handle->cuda, &made->product));
             y += c->bias ? (float)field_get(&made->bias, 0, j) : -0.0f;
             float got = (float)field_get(&made->c, i, j);
             if (!same_bits(got, y) && !wrong++)

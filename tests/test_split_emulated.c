@@ -16,11 +16,14 @@ int emulated_has_copy_engine(const onep_cuda *cuda)
     return 1;
 }
 
-/* Few, so that a block has several tiles and the ring of shared memory goes on from one to the next. */
+/* Few, so that a block has several tiles and the ring of shared memory goes on from one to the next; or more than there
+ * are tiles, so that the depth is cut. */
+static int multiprocessors = 2;
+
 int emulated_multiprocessors(const onep_cuda *cuda)
 {
     (void)cuda;
-    return 2;
+    return multiprocessors;
 }
 
 onepass_status emulated_launch_early(const onep_cuda *cuda, const char *operator_name, const char *kernel,
@@ -115,6 +118,21 @@ static void test_pipelines(void)
     }
 }
 
+/* Fewer tiles than multiprocessors. */
+static void test_parts(void)
+{
+    multiprocessors = 9;
+    for (int data = 0; data < FAMILIES; data++) {
+        split_case c = split_plain_case(10 + 60 * (data % 2), 100 + 100 * (data % 3), 900 - data);
+        c.data = (family)data;
+        c.prepared = data % 3 == 1;
+        c.bias = data % 2;
+        c.c_layout = (head_layout)(data % LAYOUTS);
+        split_try_case(&c);
+    }
+    multiprocessors = 2;
+}
+
 int main(void)
 {
     static onepass_handle handle; /* nobody looks into it but for a device that is not there */
@@ -124,5 +142,6 @@ int main(void)
     test_layouts();
     test_families();
     test_pipelines();
+    test_parts();
     return test_end();
 }

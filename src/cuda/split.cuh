@@ -67,21 +67,23 @@ __device__ __forceinline__ float scaled(float x, int n)
     return x * power_of_two(n >> 1) * power_of_two(n - (n >> 1));
 }
 
-/* One element in the order of k, without tensor cores: where an infinity must stay what it is. */
-__device__ __forceinline__ float plain_sum(const onep_split_product_args &a, long long i, long long j)
+/* One element's part in the order of k, without tensor cores: where an infinity must stay what it is. */
+__device__ __forceinline__ float plain_sum(const onep_split_product_args &a, long long i, long long j, int split)
 {
-    const char *left = a.left_side.data + i * a.left_side.row_stride;
-    const char *right = a.right_side.data + j * a.right_side.row_stride;
+    const long long each = (long long)a.split_chunks * ONEP_SPLIT_CHUNK, begin = split * each;
+    const long long end = begin + each < a.depth ? begin + each : a.depth;
+    const char *left = a.left_side.data + i * a.left_side.row_stride + begin * a.left_side.depth_stride;
+    const char *right = a.right_side.data + j * a.right_side.row_stride + begin * a.right_side.depth_stride;
     float sum = 0;
 #pragma unroll 4
-    for (long long k = 0; k < a.depth; k++, left += a.left_side.depth_stride, right += a.right_side.depth_stride)
+    for (long long k = begin; k < end; k++, left += a.left_side.depth_stride, right += a.right_side.depth_stride)
         sum = fmaf(*reinterpret_cast<const float *>(left), *reinterpret_cast<const float *>(right), sum);
     return sum;
 }
 
-__device__ __forceinline__ float *element_at(const onep_split_product_args &a, long long i, long long j)
+__device__ __forceinline__ float *element_at(const onep_split_product_args &a, long long i, long long j, int split)
 {
-    return reinterpret_cast<float *>(a.c + i * a.c_left_stride + j * a.c_right_stride);
+    return reinterpret_cast<float *>(a.c + split * a.split_stride + i * a.c_left_stride + j * a.c_right_stride);
 }
 
 #endif

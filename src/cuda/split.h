@@ -33,6 +33,9 @@ size_t onep_split_workspace(const onep_cuda *cuda, const onep_product *product);
 /* Rows of a that one set of column statistics is over, if the product can make them on its way; 0 if not. */
 int64_t onep_split_statistics_rows(const onep_cuda *cuda, const onep_product *product);
 
+/* The depth of the parts whose sums are added up, the depth of all if there is one. */
+int64_t onep_split_part_depth(const onep_cuda *cuda, const onep_product *product);
+
 /* Puts a product that onep_split_takes on the stream. */
 onepass_status onep_split_run(onep_cuda *cuda, const onep_product *product, void *workspace);
 

@@ -76,10 +76,22 @@ typedef struct onep_split_product_args {
     onep_head_matrix bias;
     long long left_rows, right_rows, depth, pitch;
     int left_tiles, right_tiles, chunks;
-    int blocks;      /* of a cluster: 1 or 2 */
-    int units;       /* of shared memory in use, 3 or more */
+    int splits, split_chunks; /* few tiles: the depth is cut into so many parts of so many chunks, */
+    long long split_stride;   /* and each part makes a c of its own, so many bytes on */
+    int blocks;               /* of a cluster: 1 or 2 */
+    int units;                /* of shared memory in use, 3 or more */
     double *partial; /* [right tile][left row] (mean, sum of squared deviations) over the tile's right rows; or NULL */
     int delays[2];   /* nanoseconds that copying and multiplying sleep every chunk: for tests */
 } onep_split_product_args;
+
+/* c[i][j] = sum of its parts in their order + bias[j] */
+typedef struct onep_split_merge_args {
+    const float *parts; /* splits x m x n */
+    char *c;
+    long long c_row_stride, c_col_stride; /* bytes */
+    onep_head_matrix bias;
+    long long m, n;
+    int splits;
+} onep_split_merge_args;
 
 #endif

@@ -139,14 +139,44 @@ typedef struct plan {
     onep_split_side left, right;
     left_kind kind;
     int copy_engine;
-    int width; /* right rows of a tile */
+    int width;  /* right rows of a tile */
+    int blocks; /* of a cluster */
+    int splits; /* parts of the depth */
     planes left_planes, right_planes;
+    char *parts; /* splits x m x n, if there is more than one */
     size_t bytes;
 } plan;
 
 static int width_of(int64_t m)
 {
     return m <= 64 ? 64 : m <= 128 ? 128 : 256;
+}
+
+/*
+ * Where there are fewer tiles than the device has multiprocessors, the depth is cut into parts of at least 4 chunks, so
+ * that all of them read the left operand at once. By the shape and the number of multiprocessors alone.
+ */
+static void cut_depth(const onep_cuda *cuda, const onep_product *p, plan *to)
+{
+    enum { LEAST_CHUNKS = 4, MOST_SPLITS = 16 };
+    int64_t multiprocessors = onep_cuda_multiprocessors(cuda), left_tiles = ceil_div(p->n, ONEP_SPLIT_LEFT);
+    to->blocks = left_tiles > 1 && multiprocessors > 1 ? 2 : 1;
+    int64_t clusters = ceil_div(left_tiles, to->blocks) * ceil_div(p->m, to->width);
+    int64_t splits = multiprocessors / to->blocks / clusters, chunks = pitch_of(p->k) / ONEP_SPLIT_CHUNK;
+    splits = splits < chunks / LEAST_CHUNKS ? splits : chunks / LEAST_CHUNKS;
+    splits = splits < MOST_SPLITS ? splits : MOST_SPLITS;
+    to->splits = splits > 1 ? (int)ceil_div(chunks, ceil_div(chunks, splits)) : 1;
+}
+
+/* How a product is laid out: what does not depend on where operands lie. Returns the bytes of its parts. */
+static size_t lay_out(const onep_cuda *cuda, const onep_product *p, plan *to)
+{
+    to->copy_engine = has_hopper(cuda) && !p->trial.ampere;
+    to->width = to->copy_engine ? width_of(p->m) : (int)ONEP_SPLIT_AMPERE_RIGHT;
+    to->blocks = to->splits = 1;
+    if (to->copy_engine)
+        cut_depth(cuda, p, to);
+    return to->splits > 1 ? rounded(to->splits * p->m * p->n * 4) : 0;
 }
 
 static int make_plan(const onep_cuda *cuda, const onep_product *p, char *workspace, plan *to)
@@ -164,10 +194,11 @@ static int make_plan(const onep_cuda *cuda, const onep_product *p, char *workspa
     int64_t chunks = pitch_of(p->k) / ONEP_SPLIT_CHUNK;
     if (p->n * chunks > most || ceil_div(p->n, ONEP_SPLIT_AMPERE_LEFT) * ceil_div(p->m, ONEP_SPLIT_AMPERE_RIGHT) > most)
         return 0;
-    to->copy_engine = has_hopper(cuda) && !p->trial.ampere;
+    size_t parts = lay_out(cuda, p, to);
     to->kind = to->copy_engine ? kind_of(p, &to->left) : LEFT_PLANES;
-    to->width = to->copy_engine ? width_of(p->m) : (int)ONEP_SPLIT_AMPERE_RIGHT;
     to->bytes = place_planes(workspace, p->m, p->k, 0, &to->right_planes);
+    to->parts = workspace ? workspace + to->bytes : NULL;
+    to->bytes += parts;
     if (p->b_planes)
         place_planes(p->b_planes->memory, p->n, p->k, 1, &to->left_planes);
     else if (to->kind == LEFT_PLANES)
@@ -187,8 +218,9 @@ size_t onep_split_workspace(const onep_cuda *cuda, const onep_product *p)
     planes unused;
     if (p->m < 1 || p->n < 1 || p->k < 1 || !side_of(&p->b, &p->b_rows, p->b_swapped, &left))
         return 0;
-    size_t bytes = place_planes(NULL, p->m, p->k, 0, &unused);
-    if (!p->b_planes && (!has_hopper(cuda) || p->trial.ampere || kind_of(p, &left) == LEFT_PLANES))
+    plan made;
+    size_t bytes = lay_out(cuda, p, &made) + place_planes(NULL, p->m, p->k, 0, &unused);
+    if (!p->b_planes && (!made.copy_engine || kind_of(p, &left) == LEFT_PLANES))
         bytes += place_planes(NULL, p->n, p->k, 1, &unused);
     return bytes;
 }
@@ -196,7 +228,14 @@ size_t onep_split_workspace(const onep_cuda *cuda, const onep_product *p)
 int64_t onep_split_statistics_rows(const onep_cuda *cuda, const onep_product *product)
 {
     plan made;
-    return make_plan(cuda, product, NULL, &made) && made.copy_engine ? made.width : 0;
+    return make_plan(cuda, product, NULL, &made) && made.copy_engine && made.splits == 1 ? made.width : 0;
+}
+
+int64_t onep_split_part_depth(const onep_cuda *cuda, const onep_product *product)
+{
+    plan made;
+    lay_out(cuda, product, &made);
+    return ceil_div(pitch_of(product->k) / ONEP_SPLIT_CHUNK, made.splits) * ONEP_SPLIT_CHUNK;
 }
 
 static onepass_status describe_planes(onep_cuda *cuda, const char *operator_name, const planes *from, int64_t rows,
@@ -233,16 +272,24 @@ static onepass_status run_hopper(onep_cuda *cuda, const onep_product *p, const p
                                  onep_split_product_args *args)
 {
     static const char *const kinds[] = {[LEFT_PLANES] = "planes", [LEFT_ALONG] = "along", [LEFT_ACROSS] = "across"};
-    int64_t multiprocessors = onep_cuda_multiprocessors(cuda);
     args->left_tiles = (int)ceil_div(p->n, ONEP_SPLIT_LEFT);
     args->right_tiles = (int)ceil_div(p->m, made->width);
-    args->blocks = args->left_tiles > 1 && multiprocessors > 1 ? 2 : 1;
+    args->blocks = made->blocks;
+    args->splits = made->splits;
+    args->split_chunks = (int)ceil_div(args->chunks, made->splits);
+    if (made->splits > 1) {
+        args->c = made->parts;
+        args->c_left_stride = 4;
+        args->c_right_stride = p->n * 4;
+        args->split_stride = p->m * p->n * 4;
+        args->bias.data = NULL;
+    }
     args->units = p->trial.units ? p->trial.units : (int)ONEP_SPLIT_UNITS;
     onepass_status status = describe(cuda, p, made, args);
     if (status != ONEPASS_OK)
         return status;
-    int64_t clusters = ceil_div(args->left_tiles, args->blocks) * args->right_tiles;
-    int64_t at_once = multiprocessors / args->blocks;
+    int64_t clusters = ceil_div(args->left_tiles, args->blocks) * args->right_tiles * args->splits;
+    int64_t at_once = onep_cuda_multiprocessors(cuda) / args->blocks;
     clusters = clusters < at_once ? clusters : at_once;
     char name[64];
     snprintf(name, sizeof name, "onep_split_product_sm90_%s_%d", kinds[made->kind], made->width);
@@ -251,9 +298,30 @@ static onepass_status run_hopper(onep_cuda *cuda, const onep_product *p, const p
                                     sizeof *args);
 }
 
+static onepass_status merge_parts(onep_cuda *cuda, const onep_product *p, const plan *made, const onep_split_side *c)
+{
+    enum { MOST_BLOCKS = 1024 };
+    onep_split_merge_args args = {
+        .parts = (const float *)(const void *)made->parts,
+        .c = p->c.data,
+        .c_row_stride = c->row_stride,
+        .c_col_stride = c->depth_stride,
+        .bias = {p->bias.data, 0, p->bias.col_stride, (int)p->bias.type},
+        .m = p->m,
+        .n = p->n,
+        .splits = made->splits,
+    };
+    int64_t blocks = ceil_div(p->m * p->n, ONEP_SPLIT_THREADS);
+    return onep_cuda_launch_early(cuda, p->operator_name, "onep_split_merge",
+                                  (unsigned)(blocks < MOST_BLOCKS ? blocks : MOST_BLOCKS), ONEP_SPLIT_THREADS, 0, &args,
+                                  sizeof args);
+}
+
 static onepass_status run_ampere(onep_cuda *cuda, const onep_product *p, const plan *made,
                                  onep_split_product_args *args)
 {
+    args->splits = 1;
+    args->split_chunks = args->chunks;
     args->left_tiles = (int)ceil_div(p->n, ONEP_SPLIT_AMPERE_LEFT);
     args->right_tiles = (int)ceil_div(p->m, ONEP_SPLIT_AMPERE_RIGHT);
     args->left_high = made->left_planes.high;
@@ -295,5 +363,8 @@ onepass_status onep_split_run(onep_cuda *cuda, const onep_product *p, void *work
         .partial = p->partial,
         .delays = {p->trial.copy_delay, p->trial.multiply_delay},
     };
-    return made.copy_engine ? run_hopper(cuda, p, &made, &args) : run_ampere(cuda, p, &made, &args);
+    if (!made.copy_engine)
+        return run_ampere(cuda, p, &made, &args);
+    status = run_hopper(cuda, p, &made, &args);
+    return status == ONEPASS_OK && made.splits > 1 ? merge_parts(cuda, p, &made, &c) : status;
 }

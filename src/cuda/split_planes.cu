@@ -2,6 +2,7 @@
  * Splits an fp32 operand into planes of fp16, high and low, for the product on tensor cores: once scaled by rows, once
  * by chunks of 64 of a row; for operands whose depth lies along memory, and for those whose rows lie side by side.
  * Reads the operand once or, by rows, a second time out of a cache. Any strides; nothing outside the planes is written.
+ * And the sum of a product that was made in parts.
  */
 #include "early.cuh"
 #include "split.cuh"
@@ -188,4 +189,23 @@ extern "C" __global__ void __launch_bounds__(ONEP_SPLIT_THREADS) onep_split_chun
     const int exponent = split_exponent(most);
     a.exponents[chunk * a.rows + row] = (unsigned char)exponent;
     store_across(a, row * a.pitch + chunk * ONEP_SPLIT_CHUNK, x, split_scale(exponent));
+}
+
+/* Adds the parts of a product whose depth was cut, in their order. */
+extern "C" __global__ void __launch_bounds__(ONEP_SPLIT_THREADS) onep_split_merge(const onep_split_merge_args a)
+{
+    const long long count = a.m * a.n;
+    wait_for_previous();
+    let_next_begin();
+    for (long long e = (long long)blockIdx.x * ONEP_SPLIT_THREADS + threadIdx.x; e < count;
+         e += (long long)gridDim.x * ONEP_SPLIT_THREADS) {
+        const long long i = e / a.n, j = e % a.n;
+        float sum = a.parts[e];
+#pragma unroll 4
+        for (int s = 1; s < a.splits; s++)
+            sum += a.parts[s * count + e];
+        if (a.bias.data)
+            sum += *reinterpret_cast<const float *>(a.bias.data + j * a.bias.col_stride);
+        *reinterpret_cast<float *>(a.c + i * a.c_row_stride + j * a.c_col_stride) = sum;
+    }
 }

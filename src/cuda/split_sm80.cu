@@ -142,8 +142,8 @@ extern "C" __global__ void __launch_bounds__(ONEP_SPLIT_AMPERE_THREADS)
                 if (i >= a.left_rows)
                     continue;
                 if ((bases[r] & NOT_SUMMED) || exponent == ONEP_SPLIT_INFINITE)
-                    y = plain_sum(a, i, j);
-                *element_at(a, i, j) = __fadd_rn(y, bias[r]);
+                    y = plain_sum(a, i, j, 0);
+                *element_at(a, i, j, 0) = __fadd_rn(y, bias[r]);
             }
         }
 }

@@ -218,7 +218,7 @@ __device__ __forceinline__ void keep_statistics(const row_statistics &s, double 
  */
 template <int WIDTH, int HALVES>
 __device__ __forceinline__ void finish_tile(const onep_split_product_args &a, float (&sums)[HALVES][WIDTH / 2],
-                                            long long row, long long first, int right_tile, bool keeps,
+                                            long long row, long long first, int right_tile, int split, bool keeps,
                                             const int (&bases)[2])
 {
     const int reach = first < a.right_rows - WIDTH * HALVES ? WIDTH * HALVES : (int)(a.right_rows - first);
@@ -249,7 +249,7 @@ __device__ __forceinline__ void finish_tile(const onep_split_product_args &a, fl
     }
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-        char *at = a.c + (row + 8 * r) * a.c_left_stride + first * a.c_right_stride;
+        char *at = a.c + split * a.split_stride + (row + 8 * r) * a.c_left_stride + first * a.c_right_stride;
 #pragma unroll
         for (int n = 0; n < HALVES * WIDTH / 4; n++) {
             if (inside[r] && 4 * (n & ~1) + (n & 1) < reach)
@@ -266,7 +266,8 @@ __device__ __forceinline__ void finish_tile(const onep_split_product_args &a, fl
                 (((second ? bases[1] : bases[0]) & NOT_SUMMED) ||
                  a.right_exponents[first + j] == ONEP_SPLIT_INFINITE)) {
                 const long long i = second ? row + 8 : row;
-                *element_at(a, i, first + j) = __fadd_rn(plain_sum(a, i, first + j), second ? bias[1] : bias[0]);
+                *element_at(a, i, first + j, split) =
+                    __fadd_rn(plain_sum(a, i, first + j, split), second ? bias[1] : bias[0]);
             }
         }
     }
@@ -279,13 +280,13 @@ __device__ __forceinline__ void finish_tile(const onep_split_product_args &a, fl
             double sum = 0;
 #pragma unroll 1
             for (int j = 0; inside[r] && j < reach; j += j & 1 ? 7 : 1) {
-                sum += (double)*element_at(a, row + 8 * r, first + j);
+                sum += (double)*element_at(a, row + 8 * r, first + j, split);
                 statistics.n += 1;
             }
             statistics.mean = statistics.n > 0 ? sum / statistics.n : 0.0;
 #pragma unroll 1
             for (int j = 0; inside[r] && j < reach; j += j & 1 ? 7 : 1) {
-                double d = (double)*element_at(a, row + 8 * r, first + j) - statistics.mean;
+                double d = (double)*element_at(a, row + 8 * r, first + j, split) - statistics.mean;
                 statistics.m2 += d * d;
             }
         } else {
@@ -302,6 +303,19 @@ __device__ __forceinline__ void finish_tile(const onep_split_product_args &a, fl
 
 /* ---- the product ------------------------------------------------------------------------------------------------- */
 
+/* What a block does at a time: a tile, or one part of its depth, chunks `begin` to `end`. */
+struct job {
+    int left, right_tile, split, begin, end;
+};
+
+__device__ __forceinline__ job job_of(const onep_split_product_args &a, int tile, int rank)
+{
+    const int split = tile % a.splits, rest = tile / a.splits, begin = split * a.split_chunks;
+    const int end = begin + a.split_chunks;
+    return {(rest / a.right_tiles * a.blocks + rank) * ONEP_SPLIT_LEFT, rest % a.right_tiles, split, begin,
+            end < a.chunks ? end : a.chunks};
+}
+
 template <int KIND, int WIDTH, int HALVES>
 __device__ __forceinline__ void split_product(const onep_split_product_args &a)
 {
@@ -317,7 +331,7 @@ __device__ __forceinline__ void split_product(const onep_split_product_args &a)
     /* a cluster of one block or two, with numbers that follow each other */
     const int blocks = a.blocks, rank = (int)blockIdx.x & (blocks - 1);
     const int cluster = (int)blockIdx.x >> (blocks - 1), clusters = (int)gridDim.x >> (blocks - 1);
-    const int tiles = ((a.left_tiles + blocks - 1) >> (blocks - 1)) * a.right_tiles;
+    const int tiles = ((a.left_tiles + blocks - 1) >> (blocks - 1)) * a.right_tiles * a.splits;
 
     if (threadIdx.x == 0) {
         for (int i = 0; i < a.units; i++) {
@@ -338,9 +352,9 @@ __device__ __forceinline__ void split_product(const onep_split_product_args &a)
             fetch_map(&a.right[0]);
             fetch_map(&a.right[1]);
             for (int tile = cluster; tile < tiles; tile += clusters) {
-                const int left = (tile / a.right_tiles * blocks + rank) * ONEP_SPLIT_LEFT;
-                const int right = tile % a.right_tiles * RIGHT;
-                for (int k = 0; k < a.chunks; k++)
+                const job mine = job_of(a, tile, rank);
+                const int right = mine.right_tile * RIGHT;
+                for (int k = mine.begin; k < mine.end; k++)
 #pragma unroll
                     for (int u = 0; u <= HALVES; u++) {
                         if (a.delays[0])
@@ -351,7 +365,7 @@ __device__ __forceinline__ void split_product(const onep_split_product_args &a)
                         const unsigned to = ring + at.unit * ONEP_SPLIT_UNIT;
                         barrier_expect(barrier, u == 0 ? (int)ONEP_SPLIT_UNIT : (int)RIGHT_BYTES);
                         if (u == 0)
-                            copy_left<KIND>(a, to, barrier, k * ONEP_SPLIT_CHUNK, left);
+                            copy_left<KIND>(a, to, barrier, k * ONEP_SPLIT_CHUNK, mine.left);
                         else
                             copy_right<WIDTH>(a, to, barrier, k * ONEP_SPLIT_CHUNK, right + (u - 1) * WIDTH, rank,
                                               blocks);
@@ -362,8 +376,7 @@ __device__ __forceinline__ void split_product(const onep_split_product_args &a)
     } else {
         take_registers<232>();
         for (int tile = cluster; tile < tiles; tile += clusters) {
-            const int left = (tile / a.right_tiles * blocks + rank) * ONEP_SPLIT_LEFT;
-            const int right = tile % a.right_tiles * RIGHT;
+            const job mine = job_of(a, tile, rank);
             float sums[HALVES][WIDTH / 2], chunk[WIDTH / 2];
 #pragma unroll
             for (int h = 0; h < HALVES; h++)
@@ -372,8 +385,8 @@ __device__ __forceinline__ void split_product(const onep_split_product_args &a)
                     sums[h][i] = 0;
             int ahead[2];
             if (KIND == PLANES)
-                load_exponents(a, 0, left + (int)row_now<KIND>(), ahead);
-            for (int k = 0; k < a.chunks; k++) {
+                load_exponents(a, mine.begin, mine.left + (int)row_now<KIND>(), ahead);
+            for (int k = mine.begin; k < mine.end; k++) {
                 unsigned high[SLICES][4], low[SLICES][4];
                 int exponent[2];
                 const int left_unit = at.unit;
@@ -383,8 +396,8 @@ __device__ __forceinline__ void split_product(const onep_split_product_args &a)
                 barrier_wait(shared_address(&full[at.unit]), at.parity);
                 if (KIND == PLANES) {
                     exponent[0] = ahead[0], exponent[1] = ahead[1];
-                    if (k + 1 < a.chunks) /* of the next chunk: they are far away */
-                        load_exponents(a, k + 1, left + (int)row, ahead);
+                    if (k + 1 < mine.end) /* of the next chunk: they are far away */
+                        load_exponents(a, k + 1, mine.left + (int)row, ahead);
                 } else {
                     take_left<KIND>(ring + at.unit * ONEP_SPLIT_UNIT, row, q, high, low, exponent);
                     __syncwarp(); /* every lane has read its part of the unit */
@@ -396,7 +409,7 @@ __device__ __forceinline__ void split_product(const onep_split_product_args &a)
                 if (q == 0)
 #pragma unroll
                     for (int r = 0; r < 2; r++) {
-                        int base = k == 0 ? first_base(exponent[r]) : base_of[row + 8 * r];
+                        int base = k == mine.begin ? first_base(exponent[r]) : base_of[row + 8 * r];
                         float factor = chunk_factor(exponent[r], base & 255);
                         factor_of[row + 8 * r] = factor;
                         base_of[row + 8 * r] = factor - factor == 0 ? base : base | NOT_SUMMED;
@@ -457,8 +470,8 @@ __device__ __forceinline__ void split_product(const onep_split_product_args &a)
             __syncwarp();
             const int bases[2] = {base_of[row], base_of[row + 8]};
             __syncwarp(); /* or a fast lane would begin the next tile's base over it */
-            finish_tile<WIDTH, HALVES>(a, sums, left + (int)row, right + 2 * (int)q, tile % a.right_tiles, q == 0,
-                                       bases);
+            finish_tile<WIDTH, HALVES>(a, sums, mine.left + (int)row, mine.right_tile * RIGHT + 2 * (int)q,
+                                       mine.right_tile, mine.split, q == 0, bases);
         }
     }
     cluster_sync(); /* or a block could end while the other still copies to it or arrives at its barriers */
@@ -474,6 +487,7 @@ __device__ __forceinline__ void split_product(const onep_split_product_args &a)
 /*
  * Of the 232 registers a thread may have, sums and operands take 224. A few more are wanted: one of them in the loop,
  * the rest after it. The compiler reports
+ *   onep_split_product_sm90_planes_256: spills up to 16 bytes
  *   onep_split_product_sm90_along_256: spills up to 128 bytes
  *   onep_split_product_sm90_across_256: spills up to 128 bytes
  */
