@@ -33,22 +33,38 @@ extern "C" {
 
 /* ---- words of the language --------------------------------------------------------------------------------------- */
 
-#define __CUDACC__        1
-#define __CUDA_ARCH__     0
+#define __CUDACC__    1
+#define __CUDA_ARCH__ 0
 #define __device__
-#define __forceinline__   inline
+#define __forceinline__ inline
 #define __global__
-#define __shared__        static thread_local
+#define __shared__ static thread_local
 #define __grid_constant__
 #define __launch_bounds__(...)
 
-struct uint2 { unsigned x, y; };
-struct alignas(16) uint4 { unsigned x, y, z, w; };
-struct float2 { float x, y; };
-struct alignas(16) float4 { float x, y, z, w; };
-struct alignas(16) double2 { double x, y; };
-static inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
-static inline double2 make_double2(double x, double y) { return {x, y}; }
+struct uint2 {
+    unsigned x, y;
+};
+struct alignas(16) uint4 {
+    unsigned x, y, z, w;
+};
+struct float2 {
+    float x, y;
+};
+struct alignas(16) float4 {
+    float x, y, z, w;
+};
+struct alignas(16) double2 {
+    double x, y;
+};
+static inline uint2 make_uint2(unsigned x, unsigned y)
+{
+    return {x, y};
+}
+static inline double2 make_double2(double x, double y)
+{
+    return {x, y};
+}
 
 template <class TO, class FROM> static inline TO same_bits_as(FROM from)
 {
@@ -57,14 +73,27 @@ template <class TO, class FROM> static inline TO same_bits_as(FROM from)
     memcpy(&to, &from, sizeof to);
     return to;
 }
-static inline float __int_as_float(int x) { return same_bits_as<float>(x); }
-static inline int __float_as_int(float x) { return same_bits_as<int>(x); }
-static inline float __uint_as_float(unsigned x) { return same_bits_as<float>(x); }
-static inline float __fadd_rn(float x, float y) { return x + y; }
+static inline float __int_as_float(int x)
+{
+    return same_bits_as<float>(x);
+}
+static inline int __float_as_int(float x)
+{
+    return same_bits_as<int>(x);
+}
+static inline float __uint_as_float(unsigned x)
+{
+    return same_bits_as<float>(x);
+}
+static inline float __fadd_rn(float x, float y)
+{
+    return x + y;
+}
 
 /* ---- threads ----------------------------------------------------------------------------------------------------- */
 
-namespace emulated {
+namespace emulated
+{
 
 enum { WARP = 32, STACK = 256 << 10, SHARED = 232 << 10 };
 
@@ -75,7 +104,7 @@ struct index {
 struct warp_state {
     int arrived = 0;
     unsigned long long round = 0;
-    double values[WARP];          /* what lanes show each other */
+    double values[WARP]; /* what lanes show each other */
     unsigned fragments[WARP][4];
 };
 
@@ -274,7 +303,10 @@ static void launch(void (*kernel)(ARGS), unsigned grid, unsigned threads, unsign
 #define blockIdx  (emulated::index{emulated::current->block->block})
 #define gridDim   (emulated::index{emulated::current->block->grid})
 
-static inline void __syncwarp() { emulated::warp_barrier(); }
+static inline void __syncwarp()
+{
+    emulated::warp_barrier();
+}
 static inline void __syncthreads()
 {
     emulated::block_state &b = *emulated::current->block;
@@ -285,7 +317,10 @@ static inline void __syncthreads()
     }
     emulated::wait_until([&] { return b.barrier_round != round; });
 }
-template <class T> static inline T __shfl_sync(unsigned, T value, int lane) { return emulated::from_lane(value, (unsigned)lane); }
+template <class T> static inline T __shfl_sync(unsigned, T value, int lane)
+{
+    return emulated::from_lane(value, (unsigned)lane);
+}
 template <class T> static inline T __shfl_xor_sync(unsigned, T value, int distance)
 {
     return emulated::from_lane(value, emulated::current->thread ^ (unsigned)distance);
@@ -297,7 +332,11 @@ static inline bool __any_sync(unsigned, bool x)
         any = emulated::from_lane(x, lane) || any;
     return any;
 }
-static inline void __nanosleep(int) { for (int i = 0; i < 50; i++) emulated::yield(); }
+static inline void __nanosleep(int)
+{
+    for (int i = 0; i < 50; i++)
+        emulated::yield();
+}
 
 /* ---- shared.cuh, halves.cuh -------------------------------------------------------------------------------------- */
 
@@ -305,14 +344,20 @@ static inline void __nanosleep(int) { for (int i = 0; i < 50; i++) emulated::yie
 #define ONEP_HALVES_CUH
 #define ONEP_DYNAMIC_SHARED(name) unsigned char *name = emulated::dynamic_shared
 
-static inline unsigned shared_address(const volatile void *p) { return emulated::address_of(p); }
+static inline unsigned shared_address(const volatile void *p)
+{
+    return emulated::address_of(p);
+}
 static inline float load_shared(unsigned at)
 {
     float x;
     memcpy(&x, emulated::memory_at(at), sizeof x);
     return x;
 }
-static inline float2 load_shared_two(unsigned at) { return {load_shared(at), load_shared(at + 4)}; }
+static inline float2 load_shared_two(unsigned at)
+{
+    return {load_shared(at), load_shared(at + 4)};
+}
 
 static inline unsigned pack_halves(float first, float second)
 {
@@ -328,7 +373,10 @@ static inline void unpack_halves(unsigned word, float &first, float &second)
 
 #define ONEP_HOPPER_CUH
 
-static inline unsigned thread_now() { return emulated::current->thread; }
+static inline unsigned thread_now()
+{
+    return emulated::current->thread;
+}
 
 static inline void cluster_sync()
 {
@@ -446,7 +494,10 @@ static inline uint16_t emulated_half(unsigned long long descriptor, int row, int
 }
 static inline void products_fence() {}
 static inline void products_commit() {}
-static inline void products_wait() { emulated::warp_barrier(); } /* by all threads of a warp at once */
+static inline void products_wait()
+{
+    emulated::warp_barrier();
+} /* by all threads of a warp at once */
 template <int N> static inline void keep_in_place(float (&)[N]) {}
 
 /* One thread's part of a product of 64 by 2 N, 16 deep; left(row, k) of the group of warps' 64 rows. */
@@ -470,7 +521,8 @@ static inline void emulated_multiply(float (&d)[N], LEFT left, unsigned long lon
 }
 template <int N> static inline void multiply(float (&d)[N], unsigned long long left, unsigned long long right, int more)
 {
-    emulated_multiply(d, [&](int row, int k) { return emulated_half(left, row, k); }, right, more);
+    emulated_multiply(
+        d, [&](int row, int k) { return emulated_half(left, row, k); }, right, more);
 }
 template <int N>
 static inline void multiply(float (&d)[N], const unsigned (&left)[4], unsigned long long right, int more)

@@ -7,13 +7,16 @@
 
 #include "early.cuh"
 #include "split.cuh"
-namespace planes_kernels {
+namespace planes_kernels
+{
 #include "split_planes.cu"
 }
-namespace ampere_kernels {
+namespace ampere_kernels
+{
 #include "split_sm80.cu"
 }
-namespace hopper_kernels {
+namespace hopper_kernels
+{
 #include "split_sm90a.cu"
 }
 
@@ -28,7 +31,10 @@ struct known_kernel {
     void (*merge)(const onep_split_merge_args);
 };
 
-#define PRODUCT(name) {#name, nullptr, hopper_kernels::name, nullptr}
+#define PRODUCT(name)                                                                                                  \
+    {                                                                                                                  \
+#name, nullptr, hopper_kernels::name, nullptr                                                                  \
+    }
 static const known_kernel known[] = {
     {"onep_split_rows", planes_kernels::onep_split_rows, nullptr, nullptr},
     {"onep_split_columns", planes_kernels::onep_split_columns, nullptr, nullptr},
