@@ -169,8 +169,10 @@ class Rival:
 # ---- rows ------------------------------------------------------------------------------------------------------------
 
 class Bench:
-    def __init__(self, arguments):
+    def __init__(self, arguments, programs):
+        """programs: what read_logs says of the tests that ran before."""
         self.arguments = arguments
+        self.split = programs.get("test_split_cuda", {}).get("status") == 0
         sys.path.insert(0, os.path.join(ROOT, arguments.build, "python"))
         self.library = Library(os.path.join(ROOT, arguments.build, "libonepass.so"))
         self.probe = ReadProbe(os.path.join(ROOT, arguments.build, "cuda", "probe.fatbin"))
@@ -371,7 +373,7 @@ def main():
     begun = time.time()
     device = torch.cuda.get_device_name(0)
     tests, programs = read_logs(os.path.join(ROOT, arguments.logs))
-    bench = Bench(arguments)
+    bench = Bench(arguments, programs)
     bench.all()
     smi = query(["driver_version", "clocks.sm", "clocks.max.sm", "clocks.mem", "power.limit"]) or {}
     result = {

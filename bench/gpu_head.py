@@ -4,7 +4,9 @@ As for KL ours (through the C interface), onepass.torch, PyTorch eager, torch.co
 same inputs. What differs: floor_ms is the matrix products alone, by torch.mm in the same type; error is that of the
 output in the Frobenius norm, relative to float64 of the same stored numbers, and grad_error the larger of those of the
 gradients to input and weight. p2_tf32 allows TF32, to everyone; the float32 rows allow it to nobody. torch.compile is
-left out of rows where it costs time and tells nothing new: eval, and the linear layer alone, which is one product.
+left out of rows where it costs time and tells nothing new: eval, and the linear layer alone, which is one product. In
+the float32 rows our own product on tensor cores (ONEPASS_FP32_SPLIT) is one more rival, "split", if its test has passed
+on this device before.
 """
 import copy
 import gc
@@ -15,7 +17,7 @@ import time
 import torch
 import torch.nn.functional as F
 
-from onepass_ctypes import FP32_FULL, FP32_TF32, HeadCall, LinearCall
+from onepass_ctypes import FP32_FULL, FP32_SPLIT, FP32_TF32, HeadCall, LinearCall
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 SHAPE, QUICK_SHAPE = (1024, 8192, 8192), (96, 256, 200)  # batch, inputs, outputs
@@ -122,6 +124,17 @@ def add_contestants(bench, row, runs, exact, through, rivals):
             row["rivals"][name] = {"failed": str(failure).splitlines()[0][:200]}
 
 
+class Ours:
+    """A call of the C interface as a rival."""
+
+    def __init__(self, call):
+        self.call = call
+
+    def __call__(self):
+        self.call()
+        return self.call.output, getattr(self.call, "gradients", ())
+
+
 def p2_row(bench, name, model, compiled, x, upstream):
     """One row; the model is in the mode that is measured, and everyone starts from its state."""
     import onepass.torch
@@ -141,10 +154,16 @@ def p2_row(bench, name, model, compiled, x, upstream):
     rivals = {"eager": Pass(model, x, upstream)}
     if compiled is not None:
         rivals["compile"] = Pass(model, x, upstream, compiled)
+    split = None
+    if bench.split and x.dtype is torch.float32 and not tf32:
+        split = HeadCall(bench.library, copy.deepcopy(model), x, upstream, FP32_SPLIT)
+        rivals["split"] = Ours(split)
     add_contestants(bench, row, runs, exact, Pass(ours_model.train(train), x, upstream), rivals)
     del exact
     bench.finish(row, runs, begun)
-    ours.close()
+    for call in (ours, split):
+        if call is not None:
+            call.close()
 
 
 def p2_inputs(bench, dtype):
@@ -170,10 +189,15 @@ def linear_row(bench, name="linear_fp32"):
     ours = LinearCall(bench.library, x, weight, bias)
     row = start_row(name, "linear", x, weight.shape[0], ours, exact)
     runs = {"ours": ours, "floor": products(x, weight, False)}
-    add_contestants(bench, row, runs, exact, lambda: (onepass.torch.linear(x, weight, bias), ()),
-                    {"eager": lambda: (F.linear(x, weight, bias), ())})
+    rivals = {"eager": lambda: (F.linear(x, weight, bias), ())}
+    split = LinearCall(bench.library, x, weight, bias, FP32_SPLIT) if bench.split else None
+    if split is not None:
+        rivals["split"] = Ours(split)
+    add_contestants(bench, row, runs, exact, lambda: (onepass.torch.linear(x, weight, bias), ()), rivals)
     bench.finish(row, runs, begun)
-    ours.close()
+    for call in (ours, split):
+        if call is not None:
+            call.close()
 
 
 def clean(bench):

@@ -103,7 +103,7 @@ def test_head_call(calls, heads, train):
 
 class Bench:
     """gpu_bench.py's, on the CPU: times are taken by the clock, once."""
-    device, quick, compile = "cpu", True, True
+    device, quick, compile, split = "cpu", True, True, False
 
     def __init__(self, library):
         self.library, self.rows = library, []
