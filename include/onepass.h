@@ -267,6 +267,22 @@ ONEPASS_API onepass_status onepass_linear_backward(onepass_handle *handle, const
 ONEPASS_API onepass_status onepass_linear_workspace_size(onepass_handle *handle, const onepass_tensor *input,
                                                          const onepass_tensor *weight, size_t *bytes);
 
+/*
+ * A weight in the form that a handle of ONEPASS_FP32_SPLIT multiplies, made once for many calls, each of which is then
+ * shorter; the bits of its result are the same. `prepared` is device memory of the caller, at a multiple of 256 bytes.
+ * It is of the weight as it was: whoever changes the weight prepares it again. The weight [N, K] is fp32.
+ */
+ONEPASS_API onepass_status onepass_prepare_weight(onepass_handle *handle, const onepass_tensor *weight, void *prepared,
+                                                  size_t prepared_size);
+ONEPASS_API onepass_status onepass_prepare_weight_size(onepass_handle *handle, const onepass_tensor *weight,
+                                                       size_t *bytes);
+
+/* onepass_linear with such a weight, beside the weight itself. */
+ONEPASS_API onepass_status onepass_linear_prepared(onepass_handle *handle, const onepass_tensor *input,
+                                                   const onepass_tensor *weight, const void *prepared,
+                                                   const onepass_tensor *bias, const onepass_tensor *output,
+                                                   void *workspace, size_t workspace_size);
+
 /* ---- head: linear, batch normalisation, scale, softmax ------------------------------------------------------------ *
  *
  * output = softmax(scale * (gamma * (y - mean) / sqrt(variance + eps) + beta)) over the last dimension, with
@@ -299,6 +315,9 @@ typedef struct onepass_head_options {
 
     void *workspace; /* at least what the workspace_size function of the call says */
     size_t workspace_size;
+
+    const void
+        *prepared_weight; /* onepass_prepare_weight's, of this weight; NULL: none. Backward does not look at it */
 } onepass_head_options;
 
 /*

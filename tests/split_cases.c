@@ -107,9 +107,8 @@ split_made split_make_case(const split_case *c)
     if (c->bias)
         made.product.bias = made.bias.operand;
     if (c->prepared) {
-        made.prepared = (onep_split_planes){c->n, c->k, NULL};
-        made.prepared.memory = take_aligned(onep_split_planes_bytes(c->n, c->k));
-        made.product.b_planes = &made.prepared;
+        made.planes = take_aligned(onep_split_planes_bytes(c->n, c->k));
+        made.product.b_planes = made.planes;
     }
     made.statistics_rows = c->statistics ? onep_split_statistics_rows(head_handle->cuda, &made.product) : 0;
     if (made.statistics_rows > 0) {
@@ -124,10 +123,9 @@ split_made split_make_case(const split_case *c)
 void split_run_case(const split_case *c, split_made *made)
 {
     onepass_status status = ONEPASS_OK;
-    made->product.b_planes = c->prepared ? &made->prepared : NULL; /* the structure has been copied */
     if (c->prepared)
         status =
-            onep_split_prepare(head_handle->cuda, "test", &made->product.b, &made->product.b_rows, &made->prepared);
+            onep_split_prepare(head_handle->cuda, "test", &made->product.b, &made->product.b_rows, c->k, made->planes);
     if (status == ONEPASS_OK)
         status = onep_split_run(head_handle->cuda, &made->product, made->workspace);
     CHECK(status == ONEPASS_OK, "%s", onepass_last_error());

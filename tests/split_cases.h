@@ -39,7 +39,7 @@ typedef struct split_case {
 typedef struct split_made {
     head_field a, b, c, bias;
     char *partial;
-    onep_split_planes prepared;
+    void *planes;
     onep_product product;
     void *workspace;
     int64_t statistics_rows;

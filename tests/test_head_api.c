@@ -388,6 +388,40 @@ static void test_accepted(void)
     CHECK(bytes == 1, "bytes was written");
 }
 
+/* ---- prepared weights -------------------------------------------------------------------------------------------- */
+
+static void expect_words(onepass_status got, onepass_status wanted, const char *first, const char *second)
+{
+    CHECK(got == wanted, "status %d instead of %d: %s", (int)got, (int)wanted, onepass_last_error());
+    CHECK(strstr(onepass_last_error(), first) && strstr(onepass_last_error(), second), "\"%s\" lacks \"%s\" or \"%s\"",
+          onepass_last_error(), first, second);
+}
+
+/* On the CPU nobody uses them, and none is taken in silence. */
+static void test_prepared(void)
+{
+    call *c = fresh(HEAD);
+    char memory[256];
+    size_t bytes = 1;
+    const onepass_tensor *weight = c->given[HEAD_WEIGHT];
+    expect_words(onepass_prepare_weight_size(NULL, weight, &bytes), BAD, "prepare_weight_size: handle", "NULL");
+    expect_words(onepass_prepare_weight_size(handle, NULL, &bytes), BAD, "prepare_weight_size: weight", "NULL");
+    expect_words(onepass_prepare_weight_size(handle, weight, &bytes), ONEPASS_UNSUPPORTED,
+                 "prepare_weight_size: handle", "ONEPASS_FP32_SPLIT");
+    expect_words(onepass_prepare_weight(handle, weight, memory, sizeof memory), ONEPASS_UNSUPPORTED,
+                 "prepare_weight: handle", "ONEPASS_FP32_SPLIT");
+    CHECK(bytes == 1, "bytes was written");
+    c->options.prepared_weight = memory;
+    REFUSE("a prepared weight", c, BAD, "options.prepared_weight", "ONEPASS_FP32_SPLIT");
+    c = fresh(LINEAR);
+    for (int k = 0; k < 2; k++) {
+        onepass_status status =
+            onepass_linear_prepared(handle, c->given[HEAD_INPUT], c->given[HEAD_WEIGHT], k ? memory : NULL, NULL,
+                                    c->given[HEAD_OUTPUT], workspace, WORKSPACE);
+        expect_words(status, BAD, "linear_prepared: prepared", k ? "ONEPASS_FP32_SPLIT" : "NULL");
+    }
+}
+
 /* ---- BLAS -------------------------------------------------------------------------------------------------------- */
 
 static onepass_status create(const char *variable, const char *blas, onepass_handle **made)
@@ -453,6 +487,7 @@ int main(void)
     test_options();
     test_gradients();
     test_accepted();
+    test_prepared();
     test_blas();
     onepass_destroy(handle);
     free(workspace);

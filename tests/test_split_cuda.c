@@ -129,6 +129,61 @@ static void test_repeats(void)
     }
 }
 
+/* ---- through the doors ------------------------------------------------------------------------------------------- */
+
+/* The same bits with a prepared weight, from linear and from the head; and what is refused. */
+static void test_prepared(void)
+{
+    enum { M = 70, N = 200, K = 300 };
+    test_context("prepared weights through the doors");
+    onepass_config config = {
+        .size = sizeof config, .device = {ONEPASS_CUDA, 0}, .stream = head_stream, .fp32_products = ONEPASS_FP32_SPLIT};
+    onepass_handle *handle = NULL;
+    CHECK(onepass_create(&config, &handle) == ONEPASS_OK, "%s", onepass_last_error());
+    int64_t x_shape[] = {M, K}, w_shape[] = {N, K}, y_shape[] = {M, N};
+    float *host = split_must_have((size_t)(M * K + N * K) * sizeof(float));
+    test_random random = test_random_stream(++head_streams);
+    for (int i = 0; i < M * K + N * K; i++)
+        host[i] = (float)head_normal(&random);
+    size_t y_bytes = (size_t)(M * N) * sizeof(float), planes_bytes = 0, bytes = 0, more = 0;
+    onepass_tensor x = cuda_tensor(ONEP_F32, cuda_claim((size_t)(M * K) * sizeof(float)), 2, x_shape);
+    onepass_tensor w = cuda_tensor(ONEP_F32, cuda_claim((size_t)(N * K) * sizeof(float)), 2, w_shape);
+    onepass_tensor y = cuda_tensor(ONEP_F32, cuda_claim(y_bytes), 2, y_shape);
+    cuda_upload(x.data, host, (size_t)(M * K) * sizeof(float));
+    cuda_upload(w.data, host + M * K, (size_t)(N * K) * sizeof(float));
+    onepass_head_options options = {.size = sizeof options, .eps = 1e-5};
+    CHECK(onepass_prepare_weight_size(handle, &w, &planes_bytes) == ONEPASS_OK, "%s", onepass_last_error());
+    CHECK(onepass_linear_workspace_size(handle, &x, &w, &bytes) == ONEPASS_OK, "%s", onepass_last_error());
+    CHECK(onepass_head_workspace_size(handle, &x, &w, &options, &y, NULL, &more) == ONEPASS_OK, "%s",
+          onepass_last_error());
+    bytes = more > bytes ? more : bytes;
+    char *planes = cuda_claim(planes_bytes), *workspace = cuda_claim(bytes);
+    options.workspace = workspace;
+    options.workspace_size = bytes;
+    CHECK(onepass_prepare_weight(handle, &w, planes, planes_bytes - 1) == ONEPASS_WORKSPACE, "too small a place");
+    CHECK(onepass_prepare_weight(handle, &w, planes + 16, planes_bytes) == ONEPASS_INVALID_ARGUMENT, "not aligned");
+    CHECK(onepass_prepare_weight(handle, &w, planes, planes_bytes) == ONEPASS_OK, "%s", onepass_last_error());
+    char *results = split_must_have(4 * y_bytes);
+    for (int i = 0; i < 4; i++) {
+        options.prepared_weight = i & 1 ? planes : NULL;
+        onepass_status status = i >= 2  ? onepass_head(handle, &x, &w, &options, &y, NULL, NULL, NULL)
+                                : i & 1 ? onepass_linear_prepared(handle, &x, &w, planes, NULL, &y, workspace, bytes)
+                                        : onepass_linear(handle, &x, &w, NULL, &y, workspace, bytes);
+        CHECK(status == ONEPASS_OK, "%s", onepass_last_error());
+        MUST(cuda_driver()->cuStreamSynchronize(head_stream));
+        cuda_download(results + (size_t)i * y_bytes, y.data, y_bytes);
+    }
+    CHECK(memcmp(results, results + y_bytes, y_bytes) == 0, "linear has other bits with a prepared weight");
+    CHECK(memcmp(results + 2 * y_bytes, results + 3 * y_bytes, y_bytes) == 0, "head has other bits, too");
+    CHECK(memcmp(results, results + 2 * y_bytes, y_bytes) != 0, "linear and head give the same: nothing was written");
+    onepass_destroy(handle);
+    void *claimed[] = {x.data, w.data, y.data, planes, workspace};
+    for (int i = 0; i < 5; i++)
+        cuda_release(claimed[i]);
+    free(host);
+    free(results);
+}
+
 /* ---- errors ------------------------------------------------------------------------------------------------------ */
 
 /* Relative, as a whole: |c - exact| / |exact|, both as vectors. */
@@ -193,6 +248,7 @@ int main(int count, char **arguments)
     test_families();
     test_pipelines();
     test_repeats();
+    test_prepared();
     test_errors();
     onepass_destroy(head_handle);
     return test_end();

@@ -19,6 +19,7 @@ typedef struct onep_head_problem {
     int cumulative;
     double eps, momentum;
     onep_operand input, weight;
+    const void *prepared;                   /* onepass_prepare_weight's; NULL: none */
     onep_operand bias, gamma, beta, scale;  /* N columns; scale may repeat one value; absent: 0, 1, 0, 1 */
     onep_operand running_mean, running_var; /* N columns; absent: batch statistics are not kept */
     onep_operand batches_tracked;           /* one int64; absent: not counted */

@@ -12,7 +12,8 @@ typedef struct onep_linear_problem {
     onep_rows rows, weight_rows; /* B, N */
     int64_t depth, columns;      /* K, N */
     onep_operand input, weight;
-    onep_operand bias; /* N columns; absent: 0 */
+    const void *prepared; /* onepass_prepare_weight's; NULL: none */
+    onep_operand bias;    /* N columns; absent: 0 */
     onep_operand output;
     void *workspace; /* the caller's, at least what the level asks for */
 } onep_linear_problem;

@@ -28,6 +28,19 @@ size_t onep_head_backward_cuda_workspace(onep_cuda *cuda, const onep_head_backwa
     return 0;
 }
 
+size_t onep_weight_cuda_bytes(int64_t columns, int64_t depth)
+{
+    (void)columns, (void)depth;
+    return 0;
+}
+
+onepass_status onep_weight_cuda_prepare(onep_cuda *cuda, const onep_operand *weight, int64_t columns, int64_t depth,
+                                        void *prepared)
+{
+    (void)cuda, (void)weight, (void)columns, (void)depth, (void)prepared;
+    return ONEPASS_NO_DEVICE; /* no handle of this build comes here */
+}
+
 size_t onep_linear_cuda_workspace(onep_cuda *cuda, const onep_linear_problem *problem, onep_product_math math)
 {
     (void)cuda, (void)problem, (void)math;

@@ -40,6 +40,11 @@ size_t onep_head_backward_cuda_workspace(onep_cuda *cuda, const onep_head_backwa
 onepass_status onep_head_backward_cuda_run(onep_cuda *cuda, const onep_head_backward_problem *problem,
                                            onep_product_math math, int stages);
 
+/* A weight in the form that ONEP_MATH_SPLIT multiplies; at a multiple of 256. */
+size_t onep_weight_cuda_bytes(int64_t columns, int64_t depth);
+onepass_status onep_weight_cuda_prepare(onep_cuda *cuda, const onep_operand *weight, int64_t columns, int64_t depth,
+                                        void *prepared);
+
 /* One size for both directions, by shape, types and strides of input and weight. */
 size_t onep_linear_cuda_workspace(onep_cuda *cuda, const onep_linear_problem *problem, onep_product_math math);
 onepass_status onep_linear_cuda_run(onep_cuda *cuda, const onep_linear_problem *problem, onep_product_math math);

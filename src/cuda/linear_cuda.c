@@ -1,5 +1,6 @@
 /* The linear layer on a CUDA device: three products (product.h) and the column sums for the bias. */
 #include "head_cuda.h"
+#include "split.h"
 
 static onep_rows weight_rows(int64_t columns)
 {
@@ -42,6 +43,18 @@ static void *aligned(void *workspace)
     return workspace ? (void *)(((uintptr_t)workspace + 255) / 256 * 256) : NULL;
 }
 
+size_t onep_weight_cuda_bytes(int64_t columns, int64_t depth)
+{
+    return onep_split_planes_bytes(columns, depth);
+}
+
+onepass_status onep_weight_cuda_prepare(onep_cuda *cuda, const onep_operand *weight, int64_t columns, int64_t depth,
+                                        void *prepared)
+{
+    onep_rows rows = weight_rows(columns);
+    return onep_split_prepare(cuda, "prepare_weight", weight, &rows, depth, prepared);
+}
+
 onepass_status onep_linear_cuda_run(onep_cuda *cuda, const onep_linear_problem *p, onep_product_math math)
 {
     onep_product product = {
@@ -52,6 +65,7 @@ onepass_status onep_linear_cuda_run(onep_cuda *cuda, const onep_linear_problem *
         .a = p->input,
         .a_rows = p->rows,
         .b = p->weight,
+        .b_planes = p->prepared,
         .b_rows = weight_rows(p->columns),
         .c = p->output,
         .c_rows = p->rows,

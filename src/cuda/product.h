@@ -43,9 +43,9 @@ typedef struct onep_product {
     onep_rows c_rows;
     onep_operand bias; /* absent: 0 */
     onep_product_math math;
-    const struct onep_split_planes *b_planes; /* what split.h made of b before; or NULL. Then b is only looked at again
-                                                 for rows with an infinity */
-    double *partial; /* column statistics on the way, see onep_product_statistics_rows; NULL: not wanted */
+    const void *b_planes; /* what onep_split_prepare made of b before; or NULL. Then b itself is only looked at for
+                             rows with an infinity, or where the product cannot go that way */
+    double *partial;      /* column statistics on the way, see onep_product_statistics_rows; NULL: not wanted */
     onep_split_trial trial;
 } onep_product;
 

@@ -11,18 +11,12 @@
 
 #include "product.h"
 
-/* An operand as planes in device memory that the caller keeps: what onep_split_prepare makes of a weight. */
-typedef struct onep_split_planes {
-    int64_t rows, depth;
-    void *memory; /* 256-byte aligned */
-} onep_split_planes;
-
-/* Bytes of such planes. */
+/* Bytes of the planes of an operand, for a caller that keeps them. */
 size_t onep_split_planes_bytes(int64_t rows, int64_t depth);
 
-/* Fills the planes from (row i, depth k). The operand must be one that onep_split_takes. */
+/* Makes them, at a multiple of 256 in device memory, of an fp32 operand whose rows are one stride apart. */
 onepass_status onep_split_prepare(onep_cuda *cuda, const char *operator_name, const onep_operand *x,
-                                  const onep_rows *rows, const onep_split_planes *planes);
+                                  const onep_rows *rows, int64_t depth, void *planes);
 
 /* True if the product can go this way on this device: fp32 throughout, none of m, n, k is 0, rows with one stride. */
 int onep_split_takes(const onep_cuda *cuda, const onep_product *product);

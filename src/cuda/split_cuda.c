@@ -121,15 +121,15 @@ static onepass_status fill_planes(onep_cuda *cuda, const char *operator_name, co
 }
 
 onepass_status onep_split_prepare(onep_cuda *cuda, const char *operator_name, const onep_operand *x,
-                                  const onep_rows *rows, const onep_split_planes *prepared)
+                                  const onep_rows *rows, int64_t depth, void *memory)
 {
     onep_split_side side;
     planes to;
     if (!side_of(x, rows, 0, &side))
         return onep_fail(ONEPASS_UNSUPPORTED, "%s: weight: its rows are not one stride apart, or it is not fp32",
                          operator_name);
-    place_planes(prepared->memory, prepared->rows, prepared->depth, 1, &to);
-    return fill_planes(cuda, operator_name, &side, &to, prepared->rows, prepared->depth, 1);
+    place_planes(memory, rows->count, depth, 1, &to);
+    return fill_planes(cuda, operator_name, &side, &to, rows->count, depth, 1);
 }
 
 /* ---- a product --------------------------------------------------------------------------------------------------- */
@@ -200,7 +200,7 @@ static int make_plan(const onep_cuda *cuda, const onep_product *p, char *workspa
     to->parts = workspace ? workspace + to->bytes : NULL;
     to->bytes += parts;
     if (p->b_planes)
-        place_planes(p->b_planes->memory, p->n, p->k, 1, &to->left_planes);
+        place_planes((char *)(uintptr_t)p->b_planes, p->n, p->k, 1, &to->left_planes);
     else if (to->kind == LEFT_PLANES)
         to->bytes += place_planes(workspace ? workspace + to->bytes : NULL, p->n, p->k, 1, &to->left_planes);
     return 1;

@@ -165,6 +165,26 @@ onepass_status onep_workspace_check(const char *op, const onepass_handle *handle
     return status;
 }
 
+onepass_status onep_prepared_check(const char *op, const char *argument, const onepass_handle *handle,
+                                   const onepass_tensor *weight, const void *prepared)
+{
+    enum { ALIGNMENT = 256 };
+    if (!prepared)
+        return ONEPASS_OK;
+    if (!handle->cuda || handle->fp32_products != ONEPASS_FP32_SPLIT)
+        return onep_fail(ONEPASS_INVALID_ARGUMENT,
+                         "%s: %s: %p; it is for handles of a CUDA device whose config.fp32_products is "
+                         "ONEPASS_FP32_SPLIT",
+                         op, argument, prepared);
+    if (onep_type_of(weight->dtype) != ONEP_F32)
+        return onep_fail(ONEPASS_INVALID_ARGUMENT, "%s: %s: given with a weight of type %s; it must be fp32", op,
+                         argument, onep_type_name(onep_type_of(weight->dtype)));
+    if ((uintptr_t)prepared % ALIGNMENT != 0)
+        return onep_fail(ONEPASS_INVALID_ARGUMENT, "%s: %s: %p; it must be a multiple of %d", op, argument, prepared,
+                         (int)ALIGNMENT);
+    return onep_cuda_pointer_check(handle->cuda, op, argument, prepared);
+}
+
 onep_type onep_promoted(const onepass_tensor *input, const onepass_tensor *weight)
 {
     return onep_promote(onep_type_of(input->dtype), onep_type_of(weight->dtype));

@@ -46,6 +46,13 @@ onepass_status onep_workspace_check(const char *operator_name, const onepass_han
                                     const onep_argument *arguments, int count, const void *workspace, size_t size,
                                     size_t needed);
 
+/*
+ * A prepared weight that may be used: with a CUDA handle of ONEPASS_FP32_SPLIT and an fp32 weight, in device memory at
+ * a multiple of 256. NULL is none.
+ */
+onepass_status onep_prepared_check(const char *operator_name, const char *argument, const onepass_handle *handle,
+                                   const onepass_tensor *weight, const void *prepared);
+
 /* The type input and weight promote to, and the one they are computed in. */
 onep_type onep_promoted(const onepass_tensor *input, const onepass_tensor *weight);
 onep_type onep_computed(onep_type promoted);

@@ -189,8 +189,11 @@ onepass_status onepass_head(onepass_handle *handle, const onepass_tensor *input,
     onep_head_problem problem = problem_of(input, weight, &o, output, product);
     problem.mean = onep_feature_operand(mean);
     problem.rstd = onep_feature_operand(rstd);
-    status = onep_workspace_check(op, handle, arguments, ARGUMENTS, o.workspace, o.workspace_size,
-                                  forward_workspace(handle, &problem));
+    problem.prepared = o.prepared_weight;
+    status = onep_prepared_check(op, "options.prepared_weight", handle, weight, o.prepared_weight);
+    if (status == ONEPASS_OK)
+        status = onep_workspace_check(op, handle, arguments, ARGUMENTS, o.workspace, o.workspace_size,
+                                      forward_workspace(handle, &problem));
     if (status != ONEPASS_OK)
         return status;
     if (handle->cuda) /* the counter is on the device, also that of an empty batch */

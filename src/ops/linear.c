@@ -28,11 +28,11 @@ static onepass_status finish(const onepass_handle *handle, onepass_status status
     return status;
 }
 
-onepass_status onepass_linear(onepass_handle *handle, const onepass_tensor *input, const onepass_tensor *weight,
-                              const onepass_tensor *bias, const onepass_tensor *output, void *workspace,
-                              size_t workspace_size)
+/* Both forward calls. */
+static onepass_status forward(const char *op, onepass_handle *handle, const onepass_tensor *input,
+                              const onepass_tensor *weight, const void *prepared, const onepass_tensor *bias,
+                              const onepass_tensor *output, void *workspace, size_t workspace_size)
 {
-    const char *op = "linear";
     onepass_status status = onep_check_input_weight(op, handle, input, weight, 0);
     if (status != ONEPASS_OK)
         return status;
@@ -49,6 +49,8 @@ onepass_status onepass_linear(onepass_handle *handle, const onepass_tensor *inpu
     };
     status = onep_arguments_check(op, handle, arguments, ARGUMENTS);
     if (status == ONEPASS_OK)
+        status = onep_prepared_check(op, "prepared", handle, weight, prepared);
+    if (status == ONEPASS_OK)
         status = onep_workspace_check(op, handle, arguments, ARGUMENTS, workspace, workspace_size,
                                       workspace_of(handle, input, weight));
     if (status != ONEPASS_OK)
@@ -60,6 +62,7 @@ onepass_status onepass_linear(onepass_handle *handle, const onepass_tensor *inpu
         .columns = columns,
         .input = onep_operand_of(input, ONEP_PER_ELEMENT, input),
         .weight = onep_operand_of(weight, ONEP_PER_ELEMENT, weight),
+        .prepared = prepared,
         .bias = onep_feature_operand(bias),
         .output = onep_operand_of(output, ONEP_PER_ELEMENT, output),
         .workspace = workspace,
@@ -67,6 +70,22 @@ onepass_status onepass_linear(onepass_handle *handle, const onepass_tensor *inpu
     if (problem.rows.count == 0 || columns == 0)
         return finish(handle, ONEPASS_OK);
     return finish(handle, handle->kernels->linear[promoted](handle, &problem));
+}
+
+onepass_status onepass_linear(onepass_handle *handle, const onepass_tensor *input, const onepass_tensor *weight,
+                              const onepass_tensor *bias, const onepass_tensor *output, void *workspace,
+                              size_t workspace_size)
+{
+    return forward("linear", handle, input, weight, NULL, bias, output, workspace, workspace_size);
+}
+
+onepass_status onepass_linear_prepared(onepass_handle *handle, const onepass_tensor *input,
+                                       const onepass_tensor *weight, const void *prepared, const onepass_tensor *bias,
+                                       const onepass_tensor *output, void *workspace, size_t workspace_size)
+{
+    if (!prepared)
+        return onep_missing("linear_prepared", "prepared");
+    return forward("linear_prepared", handle, input, weight, prepared, bias, output, workspace, workspace_size);
 }
 
 onepass_status onepass_linear_backward(onepass_handle *handle, const onepass_tensor *grad_output,
@@ -129,4 +148,65 @@ onepass_status onepass_linear_workspace_size(onepass_handle *handle, const onepa
         return onep_missing(op, "bytes");
     *bytes = workspace_of(handle, input, weight);
     return ONEPASS_OK;
+}
+
+/* ---- prepared weights -------------------------------------------------------------------------------------------- */
+
+/* A weight that can be prepared, on a handle that can use it; `prepared` only stands for one. */
+static onepass_status check_weight(const char *op, const onepass_handle *handle, const onepass_tensor *weight)
+{
+    onep_argument argument = {"weight", weight, .rank = 2};
+    if (!handle)
+        return onep_missing(op, "handle");
+    if (!weight)
+        return onep_missing(op, "weight");
+    if (weight->ndim == 2 && weight->shape) {
+        argument.extent[0] = weight->shape[0];
+        argument.extent[1] = weight->shape[1];
+    }
+    if (!handle->cuda || handle->fp32_products != ONEPASS_FP32_SPLIT)
+        return onep_fail(ONEPASS_UNSUPPORTED,
+                         "%s: handle: only one of a CUDA device whose config.fp32_products is ONEPASS_FP32_SPLIT uses "
+                         "prepared weights",
+                         op);
+    onepass_status status = onep_arguments_check(op, handle, &argument, 1);
+    if (status == ONEPASS_OK && onep_type_of(weight->dtype) != ONEP_F32)
+        status = onep_fail(ONEPASS_INVALID_ARGUMENT, "%s: weight: of type %s; it must be fp32", op,
+                           onep_type_name(onep_type_of(weight->dtype)));
+    return status;
+}
+
+onepass_status onepass_prepare_weight_size(onepass_handle *handle, const onepass_tensor *weight, size_t *bytes)
+{
+    const char *op = "prepare_weight_size";
+    onepass_status status = check_weight(op, handle, weight);
+    if (status != ONEPASS_OK)
+        return status;
+    if (!bytes)
+        return onep_missing(op, "bytes");
+    *bytes = onep_weight_cuda_bytes(weight->shape[0], weight->shape[1]);
+    return ONEPASS_OK;
+}
+
+onepass_status onepass_prepare_weight(onepass_handle *handle, const onepass_tensor *weight, void *prepared,
+                                      size_t prepared_size)
+{
+    const char *op = "prepare_weight";
+    onepass_status status = check_weight(op, handle, weight);
+    if (status != ONEPASS_OK)
+        return status;
+    if (!prepared)
+        return onep_missing(op, "prepared");
+    status = onep_prepared_check(op, "prepared", handle, weight, prepared);
+    if (status != ONEPASS_OK)
+        return status;
+    size_t needed = onep_weight_cuda_bytes(weight->shape[0], weight->shape[1]);
+    if (prepared_size < needed)
+        return onep_fail(ONEPASS_WORKSPACE, "%s: prepared: %zu bytes; %zu are needed, see onepass_prepare_weight_size",
+                         op, prepared_size, needed);
+    if (weight->shape[0] == 0 || weight->shape[1] == 0)
+        return ONEPASS_OK;
+    onep_operand operand = onep_operand_of(weight, ONEP_PER_ELEMENT, weight);
+    return finish(handle,
+                  onep_weight_cuda_prepare(handle->cuda, &operand, weight->shape[0], weight->shape[1], prepared));
 }
