@@ -149,11 +149,11 @@ static onep_product forward_product(const onep_head_problem *p, const onep_opera
         .a = p->input,
         .a_rows = p->rows,
         .b = p->weight,
-        .b_planes = p->prepared,
         .b_rows = rows_of(p->columns),
         .c = *y,
         .c_rows = rows_of(p->rows.count),
         .math = math,
+        .b_planes = p->prepared,
     };
 }
 

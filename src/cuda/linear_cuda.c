@@ -65,12 +65,12 @@ onepass_status onep_linear_cuda_run(onep_cuda *cuda, const onep_linear_problem *
         .a = p->input,
         .a_rows = p->rows,
         .b = p->weight,
-        .b_planes = p->prepared,
         .b_rows = weight_rows(p->columns),
         .c = p->output,
         .c_rows = p->rows,
         .bias = p->bias,
         .math = math,
+        .b_planes = p->prepared,
     };
     return onep_product_run(cuda, &product, aligned(p->workspace));
 }
