@@ -7,7 +7,7 @@
                                   linear layer, batch normalisation, scale and softmax as one operator
     rewrite                       replaces what it recognises in a model, and says what it did not
 
-Works with PyTorch 1.10 and later; torch.func, torch.compile and torch.export from 2.1 on.
+Works with PyTorch 1.10 and later; torch.func from 2.1, torch.compile(fullgraph=True) and torch.export from 2.4 on.
 """
 
 from onepass.torch.head import LinearBatchNormSoftmax, linear_batch_norm_softmax
