@@ -168,7 +168,7 @@ onepass_status onep_workspace_check(const char *op, const onepass_handle *handle
 onepass_status onep_prepared_check(const char *op, const char *argument, const onepass_handle *handle,
                                    const onepass_tensor *weight, const void *prepared)
 {
-    enum { ALIGNMENT = 256 };
+    enum { PLANES_ALIGNMENT = 256 };
     if (!prepared)
         return ONEPASS_OK;
     if (!handle->cuda || handle->fp32_products != ONEPASS_FP32_SPLIT)
@@ -179,9 +179,9 @@ onepass_status onep_prepared_check(const char *op, const char *argument, const o
     if (onep_type_of(weight->dtype) != ONEP_F32)
         return onep_fail(ONEPASS_INVALID_ARGUMENT, "%s: %s: given with a weight of type %s; it must be fp32", op,
                          argument, onep_type_name(onep_type_of(weight->dtype)));
-    if ((uintptr_t)prepared % ALIGNMENT != 0)
+    if ((uintptr_t)prepared % PLANES_ALIGNMENT != 0)
         return onep_fail(ONEPASS_INVALID_ARGUMENT, "%s: %s: %p; it must be a multiple of %d", op, argument, prepared,
-                         (int)ALIGNMENT);
+                         (int)PLANES_ALIGNMENT);
     return onep_cuda_pointer_check(handle->cuda, op, argument, prepared);
 }
 

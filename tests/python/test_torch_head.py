@@ -6,7 +6,6 @@ import copy
 import gc
 import inspect
 import io
-import math
 import os
 import pickle
 import threading
@@ -104,9 +103,39 @@ def test_shapes(rows, inputs, outputs, train, calls):
     assert len(calls) == 2
 
 
+class Round(torch.autograd.Function):
+    """Rounds a value to a type, and the gradient that comes back to it."""
+
+    @staticmethod
+    def forward(ctx, tensor, dtype):
+        ctx.dtype = dtype
+        return tensor.to(dtype).to(tensor.dtype)
+
+    @staticmethod
+    def backward(ctx, upstream):
+        return upstream.to(ctx.dtype).to(upstream.dtype), None
+
+
+class Rounded(nn.Module):
+    """A chain in float32 with every result and gradient rounded to a type that this PyTorch has no kernels for."""
+
+    def __init__(self, chain, dtype):
+        super().__init__()
+        chain = copy.deepcopy(chain).float()
+        self.gemm, self.bn, self.scale, self.dtype = chain.gemm, chain.bn, chain.scale, dtype
+
+    def forward(self, x):
+        normalised = Round.apply(self.bn(Round.apply(self.gemm(x), self.dtype)), self.dtype)
+        return Round.apply(torch.softmax(Round.apply(self.scale * normalised, self.dtype), 1), self.dtype)
+
+    def step(self, x, upstream):
+        return {result: tensor.to(self.dtype) if tensor.is_floating_point() else tensor
+                for result, tensor in step(self, x.float(), upstream.float()).items()}
+
+
 def errors_beside_pytorch(name, dtype, train, rows, inputs, outputs, device="cpu"):
     """{result: (our error, the chain's)} against float64, means over several draws. There is a scale a feature: a
-    single number may be right by luck. None for the chain's if this PyTorch has no such kernels."""
+    single number may be right by luck. If this PyTorch has no such kernels, every result of the chain is rounded."""
     generator = samples.random(name)
     errors = {}
     for _ in range(6):
@@ -121,25 +150,24 @@ def errors_beside_pytorch(name, dtype, train, rows, inputs, outputs, device="cpu
             eager = step(theirs, x, upstream)
         except RuntimeError:
             assert VERSION < (2, 2) and dtype in HALF and device == "cpu"
-            eager = None
+            eager = Rounded(theirs, dtype).train(train).step(x, upstream)
         for result, tensor in found.items():
-            assert eager is None or tensor.dtype is eager[result].dtype, result
+            assert tensor.dtype is eager[result].dtype, result
             if result == "gemm.bias" and train:
                 assert not tensor.any()
             else:
-                errors.setdefault(result, []).append((off(tensor, expected[result]), math.nan if eager is None else
+                errors.setdefault(result, []).append((off(tensor, expected[result]),
                                                       off(eager[result], expected[result])))
     return {result: [sum(column) / len(pairs) for column in zip(*pairs)] for result, pairs in errors.items()}
 
 
 def check_errors(errors, dtype):
     """Ours is below PyTorch's (0.7 of it in float32, a third in half types), within what chance makes of six draws:
-    twice that, and one rounding. Without PyTorch's, a few roundings."""
+    twice that, and one rounding."""
     eps = torch.finfo(dtype).eps
     assert len(errors) >= 8
     for result, (error, theirs) in errors.items():
-        limit = 16 * eps if theirs != theirs else 2 * theirs + eps
-        assert error <= limit, (result, error, theirs)
+        assert error <= 2 * theirs + eps, (result, error, theirs)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
