@@ -1,6 +1,6 @@
 # The variance as mean of squares minus square of the mean: one pass, and no digits left where the mean is large.
 # problem: linear_bn_softmax
-# rejected by: cancellation
+# rejected by: cancellation or rows
 
 import torch
 from _head import Head
