@@ -1,6 +1,6 @@
 # The variance as mean of squares minus square of the mean: one pass, and no digits left where the mean is large.
 # problem: linear_bn_softmax
-# rejected by: cancellation or rows
+# rejected by: cancellation
 
 import torch
 from _head import Head
