@@ -1,6 +1,7 @@
 """What the tests of the head share: the chain of PyTorch's modules that it replaces, drawn models and inputs, one step
 of training, and what it means that two of them agree."""
 
+import copy
 import math
 
 import pytest
@@ -101,3 +102,33 @@ def functional(x, weight, bias, gamma, beta, scale, training):
 def leaves(generator, scale=1):
     shapes = ((6, 3), (4, 3), (4,), (4,), (4,), (scale,))
     return [samples.leaf(torch.randn(shape, generator=generator, dtype=torch.float64)) for shape in shapes]
+
+
+class Round(torch.autograd.Function):
+    """Rounds a value to a type, and the gradient that comes back to it."""
+
+    @staticmethod
+    def forward(ctx, tensor, dtype):
+        ctx.dtype = dtype
+        return tensor.to(dtype).to(tensor.dtype)
+
+    @staticmethod
+    def backward(ctx, upstream):
+        return upstream.to(ctx.dtype).to(upstream.dtype), None
+
+
+class Rounded(nn.Module):
+    """A chain in float32 with every result and gradient rounded to a type that this PyTorch has no kernels for."""
+
+    def __init__(self, chain, dtype):
+        super().__init__()
+        chain = copy.deepcopy(chain).float()
+        self.gemm, self.bn, self.scale, self.dtype = chain.gemm, chain.bn, chain.scale, dtype
+
+    def forward(self, x):
+        normalised = Round.apply(self.bn(Round.apply(self.gemm(x), self.dtype)), self.dtype)
+        return Round.apply(torch.softmax(Round.apply(self.scale * normalised, self.dtype), 1), self.dtype)
+
+    def step(self, x, upstream):
+        return {result: tensor.to(self.dtype) if tensor.is_floating_point() else tensor
+                for result, tensor in step(self, x.float(), upstream.float()).items()}

@@ -22,6 +22,7 @@ torch = pytest.importorskip("torch")
 import onepass.torch  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.utils import cpp_extension  # noqa: E402
+from head_samples import step  # noqa: E402
 from test_export import PACKAGE, ROOT, exported, load  # noqa: E402
 
 F32, F64, F16, BF16 = torch.float32, torch.float64, torch.float16, torch.bfloat16
@@ -65,18 +66,6 @@ def in_type(ours, dtype, inputs, outputs, **options):
     theirs = Model(inputs, outputs, **options).to(ours.scale.device, dtype)
     theirs.load_state_dict(ours.state_dict())
     return theirs.train(ours.training)
-
-
-def step(model, x, upstream):
-    """{name: tensor}: output, gradients, buffers after the step."""
-    model.zero_grad()
-    x = x.detach().requires_grad_()
-    output = model(x)
-    output.backward(upstream.to(output.dtype))
-    made = {"output": output.detach(), "x": x.grad}
-    made.update((name, parameter.grad.clone()) for name, parameter in model.named_parameters())
-    made.update((name, buffer.clone()) for name, buffer in model.named_buffers())
-    return made
 
 
 def sizes(theirs, x, g):

@@ -14,7 +14,8 @@ import weakref
 import pytest
 
 import torch_samples as samples
-from head_samples import CLOSE, Chain, calls, check, draw, functional, leaves, models, off, step  # noqa: F401: calls
+from head_samples import calls  # noqa: F401: a fixture
+from head_samples import CLOSE, Chain, Rounded, check, draw, functional, leaves, models, off, step
 from torch_samples import F, VERSION, needs_cuda, torch
 
 from onepass.torch import LinearBatchNormSoftmax, linear_batch_norm_softmax
@@ -101,36 +102,6 @@ def test_shapes(rows, inputs, outputs, train, calls):
     # gradients to it are what cancellation leaves.
     check(found, expected, train, 1e-7 if rows < 4 else CLOSE)
     assert len(calls) == 2
-
-
-class Round(torch.autograd.Function):
-    """Rounds a value to a type, and the gradient that comes back to it."""
-
-    @staticmethod
-    def forward(ctx, tensor, dtype):
-        ctx.dtype = dtype
-        return tensor.to(dtype).to(tensor.dtype)
-
-    @staticmethod
-    def backward(ctx, upstream):
-        return upstream.to(ctx.dtype).to(upstream.dtype), None
-
-
-class Rounded(nn.Module):
-    """A chain in float32 with every result and gradient rounded to a type that this PyTorch has no kernels for."""
-
-    def __init__(self, chain, dtype):
-        super().__init__()
-        chain = copy.deepcopy(chain).float()
-        self.gemm, self.bn, self.scale, self.dtype = chain.gemm, chain.bn, chain.scale, dtype
-
-    def forward(self, x):
-        normalised = Round.apply(self.bn(Round.apply(self.gemm(x), self.dtype)), self.dtype)
-        return Round.apply(torch.softmax(Round.apply(self.scale * normalised, self.dtype), 1), self.dtype)
-
-    def step(self, x, upstream):
-        return {result: tensor.to(self.dtype) if tensor.is_floating_point() else tensor
-                for result, tensor in step(self, x.float(), upstream.float()).items()}
 
 
 def errors_beside_pytorch(name, dtype, train, rows, inputs, outputs, device="cpu"):
