@@ -432,8 +432,8 @@ int cuLaunchKernel(onep_cu_function *function, unsigned grid_x, unsigned grid_y,
                    void **extra)
 {
     const char *name = (const char *)function;
-    const void *args = extra[1];
-    (void)grid_y, (void)grid_z, (void)block_y, (void)block_z, (void)shared_bytes, (void)stream, (void)parameters;
+    const void *args = parameters[0];
+    (void)grid_y, (void)grid_z, (void)block_y, (void)block_z, (void)shared_bytes, (void)stream, (void)extra;
     if (grid_x == 0 || block_x == 0 || block_x > 1024)
         return INVALID_VALUE;
     if (begins(name, "onep_product_any"))

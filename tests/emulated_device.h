@@ -7,7 +7,7 @@
 int emulated_has_kernel(const onep_cuda *cuda, const char *kernel);
 onepass_status emulated_launch_cluster(const onep_cuda *cuda, const char *operator_name, const char *kernel,
                                        unsigned grid, unsigned block, unsigned cluster, unsigned shared_bytes,
-                                       const void *args, size_t args_size);
+                                       const void *args);
 onepass_status emulated_describe_matrix(const onep_cuda *cuda, const char *operator_name, void *map,
                                         const void *address, int element_size, int64_t rows, int64_t columns,
                                         int64_t stride, int box_rows);

@@ -67,8 +67,7 @@ int emulated_has_kernel(const onep_cuda *, const char *kernel)
 }
 
 onepass_status emulated_launch_cluster(const onep_cuda *, const char *, const char *kernel, unsigned grid,
-                                       unsigned block, unsigned cluster, unsigned shared_bytes, const void *args,
-                                       size_t)
+                                       unsigned block, unsigned cluster, unsigned shared_bytes, const void *args)
 {
     static uint64_t seed = 1;
     const known_kernel *k = find(kernel);

@@ -70,6 +70,8 @@ void test_context(const char *format, ...)
     vsnprintf(test.context, sizeof test.context, format, arguments);
     va_end(arguments);
     test.context_printed = 0;
+    if (getenv("ONEPASS_TEST_TRACE")) /* the last line of a program that hangs says where */
+        fprintf(stderr, "%s\n", test.context);
 }
 
 int test_check(int passed, const char *file, int line, const char *format, ...)

@@ -1,10 +1,13 @@
 /* See split_cases.h. */
+#define _DEFAULT_SOURCE /* sysconf */
 #include "split_cases.h"
 
 #include <math.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 const char *const split_family_names[FAMILIES] = {"uniform",    "gaussian",  "lognormal",  "outliers",
                                                   "cancelling", "subnormal", "max float",  "zeros",
@@ -219,44 +222,85 @@ static void check_statistics(const split_case *c, const split_made *made)
         }
 }
 
-/* One element, the sum of its parts. A part of b has flags of its own, a row of a those of the whole row. */
-static float model_element(const model_rows *a, int64_t i, const model_rows *b, int64_t j, int64_t depth, int64_t part)
+/* Elements of column `first` and every `step`th after it, and what was found wrong there. */
+typedef struct bits_check {
+    const split_case *c;
+    const split_made *made;
+    const model_rows *a, *b;
+    int64_t part, first, step;
+    int64_t wrong, i, j; /* how many, and one of them */
+    float got, expected;
+} bits_check;
+
+/*
+ * One column: every element is the sum of its parts of the depth. A part of b has flags of its own, a row of a those of
+ * the whole row.
+ */
+static void check_column(bits_check *check, int64_t j, float *sums)
 {
-    float sum = 0;
-    for (int64_t k = 0; k < depth; k += part) {
-        int64_t count = depth - k < part ? depth - k : part;
-        const float *x = a->values + i * depth + k, *w = b->values + j * depth + k;
-        split_row x_row = a->rows[i], w_row = b->rows[j];
-        x_row.hi += k;
-        x_row.lo += k;
+    const split_case *c = check->c;
+    for (int64_t k = 0; k < c->k; k += check->part) {
+        int64_t count = c->k - k < check->part ? c->k - k : check->part;
+        const float *w = check->b->values + j * c->k + k;
+        split_row w_row = check->b->rows[j];
         w_row.hi += k;
         w_row.lo += k;
         w_row.exponents += k / SPLIT_CHUNK;
         split_make(&scheme, 1, w, count, &w_row);
-        float y = split_product(&scheme, x, &x_row, w, &w_row, count);
-        sum = k == 0 ? y : sum + y;
+        for (int64_t i = 0; i < c->m; i++) {
+            split_row x_row = check->a->rows[i];
+            x_row.hi += k;
+            x_row.lo += k;
+            float y = split_product(&scheme, check->a->values + i * c->k + k, &x_row, w, &w_row, count);
+            sums[i] = k == 0 ? y : sums[i] + y;
+        }
     }
-    return sum;
+    for (int64_t i = 0; i < c->m; i++) {
+        float y = sums[i] + (c->bias ? (float)field_get(&check->made->bias, 0, j) : -0.0f);
+        float got = (float)field_get(&check->made->c, i, j);
+        if (!same_bits(got, y) && !check->wrong++)
+            check->i = i, check->j = j, check->got = got, check->expected = y;
+    }
 }
 
+static void *check_columns(void *context)
+{
+    bits_check *check = context;
+    float *sums = split_must_have((size_t)check->c->m * sizeof(float));
+    for (int64_t j = check->first; j < check->c->n; j += check->step)
+        check_column(check, j, sums);
+    free(sums);
+    return NULL;
+}
+
+/* The model takes its time: as many threads as there are processors share the columns. */
 static void check_bits(const split_case *c, const split_made *made)
 {
+    enum { MOST_THREADS = 16 };
     model_rows a = model_operand(&made->a, c->a_swapped, 0, c->m, c->k);
     model_rows b = model_operand(&made->b, c->b_swapped, 1, c->n, c->k);
+    long processors = sysconf(_SC_NPROCESSORS_ONLN);
+    int threads = processors < 1 ? 1 : processors < MOST_THREADS ? (int)processors : MOST_THREADS, started = 0;
+    pthread_t ids[MOST_THREADS];
+    bits_check checks[MOST_THREADS];
+    int64_t part = onep_split_part_depth(head_handle->cuda, &made->product);
+    for (int t = 0; t < threads; t++)
+        checks[t] = (bits_check){.c = c, .made = made, .a = &a, .b = &b, .part = part, .first = t, .step = threads};
+    while (started < threads && pthread_create(&ids[started], NULL, check_columns, &checks[started]) == 0)
+        started++;
+    for (int t = started; t < threads; t++)
+        check_columns(&checks[t]);
+    const bits_check *bad = &checks[0];
     int64_t wrong = 0;
-    float first_got = 0, first_expected = 0;
-    int64_t first_i = 0, first_j = 0;
-    for (int64_t i = 0; i < c->m; i++)
-        for (int64_t j = 0; j < c->n; j++) {
-            float y = model_element(&a, i, &b, j, c->k, onep_split_part_depth(head_handle->cuda, &made->product));
-            y += c->bias ? (float)field_get(&made->bias, 0, j) : -0.0f;
-            float got = (float)field_get(&made->c, i, j);
-            if (!same_bits(got, y) && !wrong++)
-                first_i = i, first_j = j, first_got = got, first_expected = y;
-        }
-    CHECK(wrong == 0, "%lld of %lld elements have other bits than the model; the first, (%lld, %lld), is %a, not %a",
-          (long long)wrong, (long long)(c->m * c->n), (long long)first_i, (long long)first_j, (double)first_got,
-          (double)first_expected);
+    for (int t = 0; t < threads; t++) {
+        if (t < started)
+            pthread_join(ids[t], NULL);
+        wrong += checks[t].wrong;
+        bad = bad->wrong ? bad : &checks[t];
+    }
+    CHECK(wrong == 0, "%lld of %lld elements have other bits than the model; one, (%lld, %lld), is %a, not %a",
+          (long long)wrong, (long long)(c->m * c->n), (long long)bad->i, (long long)bad->j, (double)bad->got,
+          (double)bad->expected);
     free_model(&a);
     free_model(&b);
 }

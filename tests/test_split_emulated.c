@@ -27,10 +27,9 @@ int emulated_multiprocessors(const onep_cuda *cuda)
 }
 
 onepass_status emulated_launch_early(const onep_cuda *cuda, const char *operator_name, const char *kernel,
-                                     unsigned grid, unsigned block, unsigned shared_bytes, const void *args,
-                                     size_t args_size)
+                                     unsigned grid, unsigned block, unsigned shared_bytes, const void *args)
 {
-    return emulated_launch_cluster(cuda, operator_name, kernel, grid, block, 1, shared_bytes, args, args_size);
+    return emulated_launch_cluster(cuda, operator_name, kernel, grid, block, 1, shared_bytes, args);
 }
 
 void *cuda_claim(size_t bytes)

@@ -44,7 +44,7 @@ static onepass_status run_plain_read(const cuda_bench *b, int arrays)
                            .bytes = (size_t)arrays * b->bytes,
                            .sink = (void *)(uintptr_t)(b->value + sizeof(double))};
     unsigned grid = 2 * (unsigned)onep_cuda_multiprocessors(b->handle->cuda);
-    return onep_cuda_launch(b->handle->cuda, "bench", "onep_read_probe", grid, 512, 0, &args, sizeof args);
+    return onep_cuda_launch(b->handle->cuda, "bench", "onep_read_probe", grid, 512, 0, &args);
 }
 
 static onepass_status run_work(void *context, int work)

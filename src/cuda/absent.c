@@ -18,9 +18,9 @@ void onep_cuda_destroy(onep_cuda *cuda)
 }
 
 onepass_status onep_cuda_launch(const onep_cuda *cuda, const char *operator_name, const char *kernel, unsigned grid,
-                                unsigned block, unsigned shared_bytes, const void *args, size_t args_size)
+                                unsigned block, unsigned shared_bytes, const void *args)
 {
-    (void)cuda, (void)kernel, (void)grid, (void)block, (void)shared_bytes, (void)args, (void)args_size;
+    (void)cuda, (void)kernel, (void)grid, (void)block, (void)shared_bytes, (void)args;
     return onep_fail(ONEPASS_NO_DEVICE, "%s: %s", operator_name, reason);
 }
 

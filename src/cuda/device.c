@@ -346,33 +346,33 @@ int onep_cuda_has_kernel(const onep_cuda *cuda, const char *kernel)
 }
 
 static onepass_status launch(const onep_cuda *cuda, const char *operator_name, const char *kernel,
-                             const onep_cu_launch *shape, const void *args, size_t args_size)
+                             const onep_cu_launch *shape, const void *args)
 {
     enum { SHARED_BY_DEFAULT = 48 * 1024 };
     onep_cu_function *function = function_of(cuda, kernel);
     if (!function)
         return onep_fail(ONEPASS_DEVICE_ERROR, "%s: kernel %s is not in this library, or not for this device",
                          operator_name, kernel);
-    void *extra[] = {ONEP_CU_ARGUMENTS, (void *)(uintptr_t)args, ONEP_CU_ARGUMENTS_SIZE, &args_size,
-                     ONEP_CU_ARGUMENTS_END};
+    /* Not as one buffer of bytes: where in it an argument lies that wants 64-byte alignment only the image knows. */
+    void *parameters[] = {(void *)(uintptr_t)args};
     int pushed;
     int error = enter(cuda, &pushed);
     if (error == 0 && shape->shared_bytes > SHARED_BY_DEFAULT)
         error = cuda->driver->cuFuncSetAttribute(function, ONEP_CU_MAX_SHARED, (int)shape->shared_bytes);
     if (error == 0 && shape->attribute_count > 0)
-        error = cuda->driver->cuLaunchKernelEx(shape, function, NULL, extra);
+        error = cuda->driver->cuLaunchKernelEx(shape, function, parameters, NULL);
     else if (error == 0)
         error = cuda->driver->cuLaunchKernel(function, shape->grid_x, 1, 1, shape->block_x, 1, 1, shape->shared_bytes,
-                                             shape->stream, NULL, extra);
+                                             shape->stream, parameters, NULL);
     leave(cuda, pushed);
     return error == 0 ? ONEPASS_OK : failed(ONEPASS_DEVICE_ERROR, operator_name, kernel, error);
 }
 
 onepass_status onep_cuda_launch(const onep_cuda *cuda, const char *operator_name, const char *kernel, unsigned grid,
-                                unsigned block, unsigned shared_bytes, const void *args, size_t args_size)
+                                unsigned block, unsigned shared_bytes, const void *args)
 {
     onep_cu_launch shape = {grid, 1, 1, block, 1, 1, shared_bytes, cuda->stream, NULL, 0};
-    return launch(cuda, operator_name, kernel, &shape, args, args_size);
+    return launch(cuda, operator_name, kernel, &shape, args);
 }
 
 /*
@@ -385,13 +385,12 @@ static int can_launch_early(const onep_cuda *cuda)
 }
 
 onepass_status onep_cuda_launch_early(const onep_cuda *cuda, const char *operator_name, const char *kernel,
-                                      unsigned grid, unsigned block, unsigned shared_bytes, const void *args,
-                                      size_t args_size)
+                                      unsigned grid, unsigned block, unsigned shared_bytes, const void *args)
 {
     onep_cu_attribute early = {.id = ONEP_CU_PROGRAMMATIC, .value.allowed = 1};
     onep_cu_launch shape = {
         grid, 1, 1, block, 1, 1, shared_bytes, cuda->stream, &early, can_launch_early(cuda) ? 1 : 0};
-    return launch(cuda, operator_name, kernel, &shape, args, args_size);
+    return launch(cuda, operator_name, kernel, &shape, args);
 }
 
 /* ---- clusters and the copy engine -------------------------------------------------------------------------------- */
@@ -403,13 +402,13 @@ int onep_cuda_has_copy_engine(const onep_cuda *cuda)
 
 onepass_status onep_cuda_launch_cluster(const onep_cuda *cuda, const char *operator_name, const char *kernel,
                                         unsigned grid, unsigned block, unsigned cluster, unsigned shared_bytes,
-                                        const void *args, size_t args_size)
+                                        const void *args)
 {
     onep_cu_attribute attributes[] = {{.id = ONEP_CU_CLUSTER, .value.blocks = {cluster, 1, 1}},
                                       {.id = ONEP_CU_PROGRAMMATIC, .value.allowed = 1}};
     onep_cu_launch shape = {
         grid, 1, 1, block, 1, 1, shared_bytes, cuda->stream, attributes, can_launch_early(cuda) ? 2 : 1};
-    return launch(cuda, operator_name, kernel, &shape, args, args_size);
+    return launch(cuda, operator_name, kernel, &shape, args);
 }
 
 onepass_status onep_cuda_describe_matrix(const onep_cuda *cuda, const char *operator_name, void *map,

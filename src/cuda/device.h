@@ -26,20 +26,19 @@ void onep_cuda_destroy(onep_cuda *cuda);
  * ONEPASS_DEVICE_ERROR in the driver's own words; one of an earlier kernel may show here too.
  */
 onepass_status onep_cuda_launch(const onep_cuda *cuda, const char *operator_name, const char *kernel, unsigned grid,
-                                unsigned block, unsigned shared_bytes, const void *args, size_t args_size);
+                                unsigned block, unsigned shared_bytes, const void *args);
 
 /*
  * The same, for a kernel that waits by itself for the one in front of it (early.cuh): where device and driver can, it
  * is brought to the multiprocessors before that one has ended.
  */
 onepass_status onep_cuda_launch_early(const onep_cuda *cuda, const char *operator_name, const char *kernel,
-                                      unsigned grid, unsigned block, unsigned shared_bytes, const void *args,
-                                      size_t args_size);
+                                      unsigned grid, unsigned block, unsigned shared_bytes, const void *args);
 
 /* The same, with clusters of so many blocks; shared memory may be all that a multiprocessor has. */
 onepass_status onep_cuda_launch_cluster(const onep_cuda *cuda, const char *operator_name, const char *kernel,
                                         unsigned grid, unsigned block, unsigned cluster, unsigned shared_bytes,
-                                        const void *args, size_t args_size);
+                                        const void *args);
 
 /* True if the library has this kernel and the device can run it: some are for one generation of devices alone. */
 int onep_cuda_has_kernel(const onep_cuda *cuda, const char *kernel);

@@ -46,11 +46,6 @@ enum {
     ONEP_CU_CAPTURING = 1,    /* what cuStreamIsCapturing says of a stream in the middle of a capture */
 };
 
-/* Markers in the last argument of cuLaunchKernel. */
-#define ONEP_CU_ARGUMENTS_END  ((void *)0)
-#define ONEP_CU_ARGUMENTS      ((void *)1)
-#define ONEP_CU_ARGUMENTS_SIZE ((void *)2)
-
 /*
  * FUNCTION(member, symbol, parameters). All have been in every driver since CUDA 11.0; a driver that lacks one is too
  * old. The members are named without the version suffix of their symbol.

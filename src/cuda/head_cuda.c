@@ -227,7 +227,7 @@ static onepass_status run_statistics(onep_cuda *cuda, const onep_head_problem *p
     char name[48];
     if (a.features.running) {
         snprintf(name, sizeof name, "onep_head_prepare_%s", any);
-        return onep_cuda_launch_early(cuda, "head", name, (unsigned)a.strips, ONEP_HEAD_STATS_THREADS, 0, &a, sizeof a);
+        return onep_cuda_launch_early(cuda, "head", name, (unsigned)a.strips, ONEP_HEAD_STATS_THREADS, 0, &a);
     }
     a.features.out[ONEP_HEAD_TO_RUNNING_MEAN] = a.features.in[ONEP_HEAD_MEAN];
     a.features.out[ONEP_HEAD_TO_RUNNING_VAR] = a.features.in[ONEP_HEAD_SPREAD];
@@ -237,12 +237,11 @@ static onepass_status run_statistics(onep_cuda *cuda, const onep_head_problem *p
         return status;
     if (f->made)
         return onep_cuda_launch_early(cuda, "head", "onep_head_merge_any32", (unsigned)a.strips,
-                                      ONEP_HEAD_STATS_THREADS, 0, &a, sizeof a);
+                                      ONEP_HEAD_STATS_THREADS, 0, &a);
     int lanes = 16 / (int)size_of(f->y.type);
     int packed = f->y.type != ONEP_F64 && p->columns % lanes == 0 && is_packed(&a.y, lanes);
     snprintf(name, sizeof name, "onep_head_stats_%s", packed ? type_words[f->y.type] : any);
-    return onep_cuda_launch_early(cuda, "head", name, (unsigned)(a.strips * a.splits), ONEP_HEAD_STATS_THREADS, 0, &a,
-                                  sizeof a);
+    return onep_cuda_launch_early(cuda, "head", name, (unsigned)(a.strips * a.splits), ONEP_HEAD_STATS_THREADS, 0, &a);
 }
 
 /* True if there are kernels from packed y to a packed output. */
@@ -269,7 +268,7 @@ static onepass_status run_softmax(onep_cuda *cuda, const onep_head_problem *p, c
         !is_packed(&a.output, lanes)) {
         snprintf(name, sizeof name, "onep_head_softmax_%s", f->computed == ONEP_F64 ? "any64" : "any32");
         return onep_cuda_launch_early(cuda, "head", name, (unsigned)at_most(a.rows, GRID_LIMIT), ONEP_HEAD_ANY_THREADS,
-                                      0, &a, sizeof a);
+                                      0, &a);
     }
     const char *kind = n <= ONEP_HEAD_ROW_COLUMNS ? "rows" : n <= ONEP_HEAD_WIDE_COLUMNS ? "wide" : "long";
     unsigned threads = n <= ONEP_HEAD_ROW_COLUMNS    ? threads_for(n, 8)
@@ -283,7 +282,7 @@ static onepass_status run_softmax(onep_cuda *cuda, const onep_head_problem *p, c
     if (n > ONEP_HEAD_WIDE_COLUMNS)
         grid = (unsigned)at_most(a.rows, GRID_LIMIT);
     snprintf(name, sizeof name, "onep_head_softmax_%s_%s_%s", kind, type_words[f->y.type], type_words[p->output.type]);
-    return onep_cuda_launch_early(cuda, "head", name, grid, threads, 0, &a, sizeof a);
+    return onep_cuda_launch_early(cuda, "head", name, grid, threads, 0, &a);
 }
 
 /* A batch without rows leaves everything but the counter as it is. */
@@ -292,7 +291,7 @@ static onepass_status count_batch(onep_cuda *cuda, const onep_head_problem *p)
     if (p->statistics == ONEPASS_RUNNING_STATISTICS || !p->batches_tracked.data)
         return ONEPASS_OK;
     onep_head_stats_args a = {.features = {.batches = (long long *)(void *)p->batches_tracked.data}};
-    return onep_cuda_launch_early(cuda, "head", "onep_head_count", 1, 32, 0, &a, sizeof a);
+    return onep_cuda_launch_early(cuda, "head", "onep_head_count", 1, 32, 0, &a);
 }
 
 onepass_status onep_head_cuda_run(onep_cuda *cuda, const onep_head_problem *p, onep_product_math math, int stages)
@@ -457,7 +456,7 @@ static onepass_status run_grad_rows(onep_cuda *cuda, const onep_head_grad_args *
         snprintf(name, sizeof name, "onep_head_grad_rows_%s", computed == ONEP_F64 ? "any64" : "any32");
         threads = (unsigned)at_most(threads_for(a->columns, 1), 1024);
     }
-    return onep_cuda_launch_early(cuda, "head_backward", name, (unsigned)a->parts, threads, 0, a, sizeof *a);
+    return onep_cuda_launch_early(cuda, "head_backward", name, (unsigned)a->parts, threads, 0, a);
 }
 
 static onepass_status run_grad_columns(onep_cuda *cuda, onep_head_grad_args *a, onep_type computed)
@@ -472,7 +471,7 @@ static onepass_status run_grad_columns(onep_cuda *cuda, onep_head_grad_args *a, 
     else
         snprintf(name, sizeof name, "onep_head_grad_columns_%s", computed == ONEP_F64 ? "any64" : "any32");
     return onep_cuda_launch_early(cuda, "head_backward", name, (unsigned)(a->strips * a->splits),
-                                  ONEP_HEAD_GRAD_THREADS, 0, a, sizeof *a);
+                                  ONEP_HEAD_GRAD_THREADS, 0, a);
 }
 
 onepass_status onep_head_backward_cuda_run(onep_cuda *cuda, const onep_head_backward_problem *p, onep_product_math math,

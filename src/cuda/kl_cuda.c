@@ -140,7 +140,7 @@ static onepass_status launch_flat(const onepass_handle *handle, const onep_kl_pr
      * there may be nothing to do, starting that many blocks would be most of the work. */
     int persistent = a.common.outputs == ONEP_CUDA_SUM || a.common.made_for;
     unsigned grid = grid_for(handle, a.chunks, persistent);
-    return onep_cuda_launch(handle->cuda, "kl", name, grid, ONEP_CUDA_THREADS, 0, &a, sizeof a);
+    return onep_cuda_launch(handle->cuda, "kl", name, grid, ONEP_CUDA_THREADS, 0, &a);
 }
 
 /* ---- rows ----------------------------------------------------------------------------------------------
@@ -222,7 +222,7 @@ static onepass_status launch_rows(const onepass_handle *handle, const onep_kl_pr
     char name[48];
     snprintf(name, sizeof name, "onep_kl_%s_%s_%d", is_lines(k) ? "lines" : "rows", word, (int)k->form);
     return onep_cuda_launch(handle->cuda, "kl", name, grid_for(handle, a.tiles, a.common.made_for != NULL),
-                            ONEP_CUDA_ROWS_THREADS, 0, &a, sizeof a);
+                            ONEP_CUDA_ROWS_THREADS, 0, &a);
 }
 
 onepass_status onep_kl_cuda(const onepass_handle *handle, const onep_kl_problem *problem)

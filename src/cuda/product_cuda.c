@@ -259,7 +259,7 @@ static onepass_status run_own(onep_cuda *cuda, const onep_product *p)
                          p->operator_name, (long long)p->m, (long long)p->n);
     int is_double = p->a.type == ONEP_F64 || p->b.type == ONEP_F64 || p->c.type == ONEP_F64;
     return onep_cuda_launch(cuda, p->operator_name, is_double ? "onep_product_any64" : "onep_product_any32",
-                            (unsigned)(m_tiles * args.n_tiles), ONEP_PRODUCT_THREADS, 0, &args, sizeof args);
+                            (unsigned)(m_tiles * args.n_tiles), ONEP_PRODUCT_THREADS, 0, &args);
 }
 
 static onepass_status add_bias(onep_cuda *cuda, const onep_product *p)
@@ -269,8 +269,7 @@ static onepass_status add_bias(onep_cuda *cuda, const onep_product *p)
     if (status != ONEPASS_OK)
         return status;
     unsigned grid = p->m < 65535 ? (unsigned)p->m : 65535;
-    return onep_cuda_launch_early(cuda, p->operator_name, "onep_add_bias", grid, ONEP_PRODUCT_THREADS, 0, &args,
-                                  sizeof args);
+    return onep_cuda_launch_early(cuda, p->operator_name, "onep_add_bias", grid, ONEP_PRODUCT_THREADS, 0, &args);
 }
 
 onepass_status onep_product_run(onep_cuda *cuda, const onep_product *p, void *workspace)
@@ -309,6 +308,5 @@ onepass_status onep_column_sums(onep_cuda *cuda, const char *operator_name, cons
         return status;
     args.out = (onep_head_matrix){out->data, 0, out->col_stride, (int)out->type};
     return onep_cuda_launch_early(cuda, operator_name, "onep_column_sums",
-                                  (unsigned)(columns / 32 + (columns % 32 != 0)), ONEP_COLUMN_SUMS_THREADS, 0, &args,
-                                  sizeof args);
+                                  (unsigned)(columns / 32 + (columns % 32 != 0)), ONEP_COLUMN_SUMS_THREADS, 0, &args);
 }

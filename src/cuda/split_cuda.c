@@ -116,8 +116,7 @@ static onepass_status fill_planes(onep_cuda *cuda, const char *operator_name, co
     int64_t grid = !by_chunks ? (across ? strips : rows)
                    : across   ? ceil_div(strips * chunks, ONEP_SPLIT_THREADS / 32)
                               : ceil_div(rows * chunks, ONEP_SPLIT_ITEMS);
-    return onep_cuda_launch_early(cuda, operator_name, kernel, (unsigned)grid, ONEP_SPLIT_THREADS, 0, &args,
-                                  sizeof args);
+    return onep_cuda_launch_early(cuda, operator_name, kernel, (unsigned)grid, ONEP_SPLIT_THREADS, 0, &args);
 }
 
 onepass_status onep_split_prepare(onep_cuda *cuda, const char *operator_name, const onep_operand *x,
@@ -294,8 +293,7 @@ static onepass_status run_hopper(onep_cuda *cuda, const onep_product *p, const p
     char name[64];
     snprintf(name, sizeof name, "onep_split_product_sm90_%s_%d", kinds[made->kind], made->width);
     return onep_cuda_launch_cluster(cuda, p->operator_name, name, (unsigned)(clusters * args->blocks),
-                                    ONEP_SPLIT_PRODUCT_THREADS, (unsigned)args->blocks, ONEP_SPLIT_SHARED, args,
-                                    sizeof *args);
+                                    ONEP_SPLIT_PRODUCT_THREADS, (unsigned)args->blocks, ONEP_SPLIT_SHARED, args);
 }
 
 static onepass_status merge_parts(onep_cuda *cuda, const onep_product *p, const plan *made, const onep_split_side *c)
@@ -313,8 +311,8 @@ static onepass_status merge_parts(onep_cuda *cuda, const onep_product *p, const 
     };
     int64_t blocks = ceil_div(p->m * p->n, ONEP_SPLIT_THREADS);
     return onep_cuda_launch_early(cuda, p->operator_name, "onep_split_merge",
-                                  (unsigned)(blocks < MOST_BLOCKS ? blocks : MOST_BLOCKS), ONEP_SPLIT_THREADS, 0, &args,
-                                  sizeof args);
+                                  (unsigned)(blocks < MOST_BLOCKS ? blocks : MOST_BLOCKS), ONEP_SPLIT_THREADS, 0,
+                                  &args);
 }
 
 static onepass_status run_ampere(onep_cuda *cuda, const onep_product *p, const plan *made,
@@ -330,7 +328,7 @@ static onepass_status run_ampere(onep_cuda *cuda, const onep_product *p, const p
     args->right_low = made->right_planes.low;
     return onep_cuda_launch_early(cuda, p->operator_name, "onep_split_product_sm80",
                                   (unsigned)(args->left_tiles * args->right_tiles), ONEP_SPLIT_AMPERE_THREADS,
-                                  ONEP_SPLIT_AMPERE_SHARED, args, sizeof *args);
+                                  ONEP_SPLIT_AMPERE_SHARED, args);
 }
 
 onepass_status onep_split_run(onep_cuda *cuda, const onep_product *p, void *workspace)

@@ -423,7 +423,7 @@ def test_accepted_with_every_output(tool, tmp_path):
                          "--html", str(tmp_path / "out.html"))
     assert code == 0 and verdict.startswith("accepted: "), tool.printed.out
     assert "forward + backward" in verdict
-    assert "judge: values\n" in tool.printed.err
+    assert re.search(r"^judge: +[0-9]+\.[0-9] s  values$", tool.printed.err, re.MULTILINE)
     report = json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))
     assert report["schema"] == 1 and report["accepted"] and report["exit_code"] == 0 and report["rejected_by"] == []
     assert report["verdict"] == verdict

@@ -3,6 +3,7 @@
 import argparse
 import os
 import sys
+import time
 
 EPILOG = """\
 A reference file defines
@@ -80,16 +81,14 @@ class Progress:
     """Words on stderr: one line that changes on a terminal, a line for each step elsewhere."""
 
     def __init__(self, stream):
-        self.stream, self.terminal, self.last, self.count = stream, stream.isatty(), None, 0
+        self.stream, self.terminal, self.last, self.begun = stream, stream.isatty(), None, time.time()
 
     def __call__(self, word):
         if word == self.last:
             return
-        self.last, self.count = word, self.count + 1
-        if self.terminal:
-            self.stream.write("\r\x1b[K%3d  %s" % (self.count, word))
-        else:
-            self.stream.write("judge: %s\n" % word)
+        self.last = word
+        self.stream.write(("\r\x1b[K%5.1f s  %s" if self.terminal else "judge: %5.1f s  %s\n") % (
+            time.time() - self.begun, word))
         self.stream.flush()
 
     def end(self):
