@@ -9,7 +9,7 @@ FORMS = ("probs_probs", "log_probs_probs", "probs_log_probs", "log_probs_log_pro
 DEVICES = {"cpu": 1, "cuda": 2}
 BATCHMEAN = 0
 BATCH_STATISTICS, RUNNING_STATISTICS = 0, 1
-FP32_FULL, FP32_TF32, FP32_SPLIT = 0, 1, 2
+FP32_FULL, FP32_TF32, FP32_SPLIT, FP32_VENDOR = 0, 1, 2, 3
 
 
 class Device(ctypes.Structure):

@@ -116,11 +116,14 @@ typedef void (*onepass_progress)(void *context, double done);
 
 /* How fp32 matrices are multiplied on a CUDA device. On the CPU an fp32 product is an fp32 product. */
 typedef enum onepass_fp32_products {
-    ONEPASS_FP32_FULL = 0, /* no operand loses a digit */
-    ONEPASS_FP32_TF32 = 1, /* operands are cut to 11 bits for the tensor cores: several times as fast */
-    /* Operands are split into two fp16 for the tensor cores: several times as fast, and closer to the exact product
-     * than fp32 sums are. docs/numerics.md says for which operands; it takes a workspace as large as the input. */
+    ONEPASS_FP32_FULL =
+        0, /* with the accuracy of fp32: SPLIT on devices and for shapes where it is faster, else VENDOR */
+    ONEPASS_FP32_TF32 = 1, /* operands are cut to 11 bits for the tensor cores: faster still, 4 digits are lost */
+    /* Operands are split into two fp16 for the tensor cores: several times as fast as VENDOR, and closer to the exact
+     * product than fp32 sums are. docs/numerics.md says for which operands; it takes a workspace as large as the input.
+     */
     ONEPASS_FP32_SPLIT = 2,
+    ONEPASS_FP32_VENDOR = 3, /* cuBLASLt's sums of fp32 products, or without it the library's plain kernel */
 } onepass_fp32_products;
 
 typedef struct onepass_config {
@@ -268,8 +271,9 @@ ONEPASS_API onepass_status onepass_linear_workspace_size(onepass_handle *handle,
                                                          const onepass_tensor *weight, size_t *bytes);
 
 /*
- * A weight in the form that a handle of ONEPASS_FP32_SPLIT multiplies, made once for many calls, each of which is then
- * shorter; the bits of its result are the same. `prepared` is device memory of the caller, at a multiple of 256 bytes.
+ * A weight in the form that ONEPASS_FP32_SPLIT multiplies, made once for many calls, each of which is then shorter; the
+ * bits of its result are the same. For handles of ONEPASS_FP32_SPLIT, and of ONEPASS_FP32_FULL, which use it for the
+ * shapes they multiply that way. `prepared` is device memory of the caller, at a multiple of 256 bytes.
  * It is of the weight as it was: whoever changes the weight prepares it again. The weight [N, K] is fp32.
  */
 ONEPASS_API onepass_status onepass_prepare_weight(onepass_handle *handle, const onepass_tensor *weight, void *prepared,

@@ -332,6 +332,11 @@ static inline bool __any_sync(unsigned, bool x)
         any = emulated::from_lane(x, lane) || any;
     return any;
 }
+static inline unsigned __vmaxu2(unsigned x, unsigned y)
+{
+    unsigned low = (x & 0xffff) > (y & 0xffff) ? x & 0xffff : y & 0xffff;
+    return low | ((x >> 16) > (y >> 16) ? x >> 16 : y >> 16) << 16;
+}
 static inline void __nanosleep(int)
 {
     for (int i = 0; i < 50; i++)
@@ -376,6 +381,18 @@ static inline void unpack_halves(unsigned word, float &first, float &second)
 static inline unsigned thread_now()
 {
     return emulated::current->thread;
+}
+template <class T> static inline T of_lane_0(T x)
+{
+    return __shfl_sync(~0u, x, 0);
+}
+static inline int asked_again(int x)
+{
+    return x;
+}
+static inline bool elected()
+{
+    return of_lane_0(emulated::current->thread) == emulated::current->thread;
 }
 
 static inline void cluster_sync()

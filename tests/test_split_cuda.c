@@ -13,6 +13,8 @@
 
 #include "split_cases.h"
 
+#include "time_split_cuda.inc"
+
 /* ---- bits -------------------------------------------------------------------------------------------------------- */
 
 static void test_shapes(void)
@@ -83,8 +85,9 @@ static void test_pipelines(void)
             split_try_case(&c);
         }
     if (!test_quick()) {
-        split_case many = split_plain_case(520, 1200, 130);
+        split_case many = split_plain_case(520, 1200, 130), bands = split_plain_case(18 * 256 - 3, 1030, 70);
         split_try_case(&many);
+        split_try_case(&bands);
     }
 }
 
@@ -184,6 +187,46 @@ static void test_prepared(void)
     free(results);
 }
 
+/* A handle that may choose has the bits of the kernels here where they are faster, and cuBLAS's where they are not. */
+static void test_choice(void)
+{
+    static const int64_t shapes[][3] = {{300, 1024, 2048}, {16, 1100, 1030}, {200, 100, 3000}, {64, 256, 128}};
+    static const int splits[] = {1, 1, 0, 0};
+    static const onepass_fp32_products ways[] = {ONEPASS_FP32_FULL, ONEPASS_FP32_SPLIT, ONEPASS_FP32_VENDOR};
+    for (int s = 0; s < 4; s++) {
+        int64_t m = shapes[s][0], n = shapes[s][1], k = shapes[s][2];
+        int64_t x_shape[] = {m, k}, w_shape[] = {n, k}, y_shape[] = {m, n};
+        onep_operand x_data = timed_matrix(m, k), w_data = timed_matrix(n, k), y_data = timed_matrix(m, n);
+        onepass_tensor x = cuda_tensor(ONEP_F32, x_data.data, 2, x_shape);
+        onepass_tensor w = cuda_tensor(ONEP_F32, w_data.data, 2, w_shape);
+        onepass_tensor y = cuda_tensor(ONEP_F32, y_data.data, 2, y_shape);
+        size_t y_bytes = (size_t)(m * n) * sizeof(float);
+        char *results = split_must_have(3 * y_bytes);
+        test_context("choice, %lld x %lld x %lld", (long long)m, (long long)n, (long long)k);
+        for (int i = 0; i < 3; i++) {
+            onepass_config config = {
+                .size = sizeof config, .device = {ONEPASS_CUDA, 0}, .stream = head_stream, .fp32_products = ways[i]};
+            onepass_handle *handle = NULL;
+            size_t bytes = 0;
+            CHECK(onepass_create(&config, &handle) == ONEPASS_OK, "%s", onepass_last_error());
+            CHECK(onepass_linear_workspace_size(handle, &x, &w, &bytes) == ONEPASS_OK, "%s", onepass_last_error());
+            void *workspace = bytes ? cuda_claim(bytes) : NULL;
+            CHECK(onepass_linear(handle, &x, &w, NULL, &y, workspace, bytes) == ONEPASS_OK, "%s", onepass_last_error());
+            MUST(cuda_driver()->cuStreamSynchronize(head_stream));
+            cuda_download(results + (size_t)i * y_bytes, y.data, y_bytes);
+            if (workspace)
+                cuda_release(workspace);
+            onepass_destroy(handle);
+        }
+        CHECK(memcmp(results + y_bytes, results + 2 * y_bytes, y_bytes) != 0, "both ways give the same bits");
+        CHECK(memcmp(results, results + (splits[s] ? 1 : 2) * y_bytes, y_bytes) == 0, "it chose the other way");
+        free(results);
+        cuda_release(x.data);
+        cuda_release(w.data);
+        cuda_release(y.data);
+    }
+}
+
 /* ---- errors ------------------------------------------------------------------------------------------------------ */
 
 /* Relative, as a whole: |c - exact| / |exact|, both as vectors. */
@@ -205,9 +248,9 @@ static double error_of(const split_case *c, const split_made *made)
 
 static void test_errors(void)
 {
-    static const family families[] = {UNIFORM, GAUSSIAN, LOGNORMAL, OUTLIERS};
-    for (int f = 0; f < 4; f++) {
-        split_case c = split_plain_case(64, 128, test_quick() ? 1024 : 8192);
+    static const family families[] = {UNIFORM, GAUSSIAN, LOGNORMAL, OUTLIERS, SUBNORMAL, HUGE_VALUES, CANCELLING};
+    for (int f = 0; f < (int)(sizeof families / sizeof families[0]); f++) {
+        split_case c = split_plain_case(64, 128, 8192);
         c.data = families[f];
         double errors[2];
         uint64_t stream = head_streams;
@@ -232,8 +275,6 @@ static void test_errors(void)
     }
 }
 
-#include "time_split_cuda.inc"
-
 int main(int count, char **arguments)
 {
     test_begin("split_cuda");
@@ -249,6 +290,7 @@ int main(int count, char **arguments)
     test_pipelines();
     test_repeats();
     test_prepared();
+    test_choice();
     test_errors();
     onepass_destroy(head_handle);
     return test_end();

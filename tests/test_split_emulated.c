@@ -115,6 +115,8 @@ static void test_pipelines(void)
         c.trial = trials[i];
         split_try_case(&c);
     }
+    split_case bands = split_plain_case(10 * 256 - 3, 390, 16); /* one of 8 right tiles, one of 2 */
+    split_try_case(&bands);
 }
 
 /* Fewer tiles than multiprocessors. */

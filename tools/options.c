@@ -142,9 +142,10 @@ const option_spec option_specs[] = {
      .argument = "N", .low = 1, .high = 4096},
 
     {HEAD | LINEAR | BENCH, "fp32-products",
-     "With --device cuda, products of f32 matrices: full loses no digit of an operand, tf32 cuts them to 11 bits for "
-     "the tensor cores, split makes two fp16 of each. bench: for head and linear.",
-     .kind = OPTION_CHOICE, .choices = "full|tf32|split", .fallback = "full"},
+     "With --device cuda, products of f32 matrices: full has the accuracy of fp32, tf32 cuts operands to 11 bits for "
+     "the tensor cores, split makes two fp16 of each, vendor is cuBLAS's fp32; full is the faster of the last two. "
+     "bench: for head and linear.",
+     .kind = OPTION_CHOICE, .choices = "full|tf32|split|vendor", .fallback = "full"},
     {KL | HEAD | LINEAR | INFO | CHECK | BENCH, "device",
      "The CPU, or the GPU of that number; exit code 4 if it is not there.", .kind = OPTION_TEXT,
      .argument = "cpu|cuda[:N]", .fallback = "cpu"},

@@ -111,6 +111,7 @@ PyMODINIT_FUNC PyInit__native(void)
         {"FP32_FULL", ONEPASS_FP32_FULL},
         {"FP32_TF32", ONEPASS_FP32_TF32},
         {"FP32_SPLIT", ONEPASS_FP32_SPLIT},
+        {"FP32_VENDOR", ONEPASS_FP32_VENDOR},
     };
     PyObject *module = PyModule_Create(&definition);
     if (!module)

@@ -51,7 +51,7 @@ static onepass_status check_for_cuda(const onepass_config *config)
     if (config->device.id < 0)
         return onep_fail(ONEPASS_INVALID_ARGUMENT, "create: config.device: cuda:%d; the id must not be negative",
                          (int)config->device.id);
-    if ((uint32_t)config->fp32_products > ONEPASS_FP32_SPLIT)
+    if ((uint32_t)config->fp32_products > ONEPASS_FP32_VENDOR)
         return onep_fail(ONEPASS_INVALID_ARGUMENT,
                          "create: config.fp32_products: %d; it must be one of onepass_fp32_products",
                          (int)config->fp32_products);

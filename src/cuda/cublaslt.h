@@ -19,6 +19,7 @@ typedef enum onep_product_math {
     ONEP_MATH_PLAIN, /* fp32 throughout */
     ONEP_MATH_TF32,  /* operands rounded to 11 bits, on tensor cores */
     ONEP_MATH_SPLIT, /* operands split into two fp16, on tensor cores; not by cuBLASLt, which makes them plain */
+    ONEP_MATH_BEST,  /* SPLIT where that is faster, PLAIN elsewhere */
 } onep_product_math;
 
 /* All that decides how a product is made. Unused bytes are 0: two of them are compared as memory. */

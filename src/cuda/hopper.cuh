@@ -161,15 +161,27 @@ __device__ __forceinline__ void multiply(float (&d)[32], const unsigned (&left)[
                  : "r"(left[0]), "r"(left[1]), "r"(left[2]), "r"(left[3]), "l"(right), "r"(more));
 }
 
-/* ---- threads and registers
- * --------------------------------------------------------------------------------------------------- */
+/* ---- threads and registers --------------------------------------------------------------------------------------- */
 
-/* threadIdx.x, asked for anew and not kept. */
-__device__ __forceinline__ unsigned thread_now()
+/* What lane 0 has: the same in all lanes of a warp, and the compiler knows. */
+template <class T> __device__ __forceinline__ T of_lane_0(T x)
 {
-    unsigned thread;
-    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
-    return thread;
+    return __shfl_sync(~0u, x, 0);
+}
+
+/* True in one lane of a warp, of which all are here; no register holds a lane's number for it. */
+__device__ __forceinline__ bool elected()
+{
+    unsigned yes;
+    asm volatile("{\n\t.reg .pred p;\n\telect.sync _|p, 0xffffffff;\n\tselp.u32 %0, 1, 0, p;\n\t}" : "=r"(yes));
+    return yes != 0;
+}
+
+/* x; what is made of it is made anew, and need not be kept in registers meanwhile. */
+__device__ __forceinline__ int asked_again(int x)
+{
+    asm volatile("" : "+r"(x));
+    return x;
 }
 
 /* Warps that copy give registers to those that multiply; by all threads of a group of four warps. */

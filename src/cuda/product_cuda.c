@@ -145,6 +145,12 @@ static size_t lt_workspace(onep_cublaslt *lt, const onep_product *p)
     return plan ? onep_cublaslt_workspace(plan) : 0;
 }
 
+/* By math, device and shape, so that whoever asks before a call and the call itself hear the same. */
+static int wants_split(const onep_cuda *cuda, const onep_product *p)
+{
+    return p->math == ONEP_MATH_SPLIT || (p->math == ONEP_MATH_BEST && onep_split_wins(cuda, p->m, p->n, p->k));
+}
+
 size_t onep_product_workspace(onep_cuda *cuda, const onep_product *p)
 {
     onep_products *products = onep_cuda_products(cuda);
@@ -155,13 +161,13 @@ size_t onep_product_workspace(onep_cuda *cuda, const onep_product *p)
         onep_cuda_leave(cuda, mode);
     }
     /* whichever of them will take it, once all of it is known */
-    size_t split = p->math == ONEP_MATH_SPLIT ? onep_split_workspace(cuda, p) : 0;
+    size_t split = wants_split(cuda, p) ? onep_split_workspace(cuda, p) : 0;
     return split > bytes ? split : bytes;
 }
 
 int64_t onep_product_statistics_rows(onep_cuda *cuda, const onep_product *p)
 {
-    return p->math == ONEP_MATH_SPLIT ? onep_split_statistics_rows(cuda, p) : 0;
+    return wants_split(cuda, p) ? onep_split_statistics_rows(cuda, p) : 0;
 }
 
 /*
@@ -276,7 +282,7 @@ onepass_status onep_product_run(onep_cuda *cuda, const onep_product *p, void *wo
 {
     if (p->m == 0 || p->n == 0)
         return ONEPASS_OK;
-    if (p->math == ONEP_MATH_SPLIT && workspace && onep_split_takes(cuda, p))
+    if (workspace && wants_split(cuda, p) && onep_split_takes(cuda, p))
         return onep_split_run(cuda, p, workspace);
     onep_products *products = onep_cuda_products(cuda);
     int error = -1, added = 0, mode;

@@ -39,9 +39,8 @@ __device__ __forceinline__ void split_two(float x, float y, float scale, unsigne
 /* ---- sums of chunks ---------------------------------------------------------------------------------------------- */
 
 enum {
-    SUM_BASE = 87,    /* 2^-40: below it sums are not scaled up to a row's first chunk, */
-    SUM_ROOM = 80,    /* and further above it none can be added to them */
-    NOT_SUMMED = 256, /* a flag beside a row's base: such a chunk, or an infinity, was there */
+    SUM_BASE = 87, /* 2^-40: below it sums are not scaled up to a row's first chunk, */
+    SUM_ROOM = 80, /* and further above it none can be added to them */
 };
 
 __device__ __forceinline__ int first_base(int exponent)
@@ -50,15 +49,20 @@ __device__ __forceinline__ int first_base(int exponent)
 }
 
 /*
- * What a chunk's sums are multiplied by before they are added to a row's: 2^(exponent - base). The base is the row's
- * first chunk's exponent: a float holds everything up to 2^80 times that, and all that is not too small to matter.
+ * What a chunk's sums are multiplied by before they are added to a row's: 2^(exponent - base), 0 if that is no normal
+ * float. The base is the row's first chunk's exponent: a float holds everything up to 2^80 times that, and all that is
+ * not too small to matter. A row with a larger chunk (is_summed) gets nonsense, and is made again without factors.
  */
 __device__ __forceinline__ float chunk_factor(int exponent, int base)
 {
-    int n = exponent - base;
-    if (exponent == ONEP_SPLIT_INFINITE || n > SUM_ROOM)
-        return __int_as_float(0x7f800000);
-    return n < -126 ? 0.0f : power_of_two(n);
+    const int n = 127 + exponent - base;
+    return __int_as_float((n > 0 ? n : 0) << 23);
+}
+
+/* Whether a row's sums are what they should be; largest: its chunks' largest exponent. */
+__device__ __forceinline__ bool is_summed(int largest, int base)
+{
+    return largest != ONEP_SPLIT_INFINITE && largest - base <= SUM_ROOM;
 }
 
 /* x 2^n, rounded once: the first of two steps cannot leave the range that the second does not leave as well. */

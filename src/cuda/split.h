@@ -21,6 +21,12 @@ onepass_status onep_split_prepare(onep_cuda *cuda, const char *operator_name, co
 /* True if the product can go this way on this device: fp32 throughout, none of m, n, k is 0, rows with one stride. */
 int onep_split_takes(const onep_cuda *cuda, const onep_product *product);
 
+/*
+ * True if it is faster than cuBLAS's fp32 there: on Hopper, by measurement (the table is in docs/performance.md). Other
+ * devices have not been measured.
+ */
+int onep_split_wins(const onep_cuda *cuda, int64_t m, int64_t n, int64_t k);
+
 /* Bytes of workspace; by shape, and by strides and alignment of b. */
 size_t onep_split_workspace(const onep_cuda *cuda, const onep_product *product);
 

@@ -211,6 +211,16 @@ int onep_split_takes(const onep_cuda *cuda, const onep_product *product)
     return make_plan(cuda, product, NULL, &unused);
 }
 
+int onep_split_wins(const onep_cuda *cuda, int64_t m, int64_t n, int64_t k)
+{
+    if (n < ONEP_SPLIT_LEFT || m < 1 || k < 1 || !has_hopper(cuda))
+        return 0; /* less than a tile */
+    /* Three launches and a tile take longer than a small product by cuBLAS; of a tall input the planes count too. */
+    double work = (double)m * (double)n * (double)k;
+    return work >= (m > 8 * n ? 0x1p32 : 0x1p29) || (m <= 256 && work >= 0x1p28) ||
+           (m <= 16 && k >= 1024 && work >= 0x1p24);
+}
+
 size_t onep_split_workspace(const onep_cuda *cuda, const onep_product *p)
 {
     onep_split_side left;

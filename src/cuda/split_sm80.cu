@@ -74,7 +74,7 @@ extern "C" __global__ void __launch_bounds__(ONEP_SPLIT_AMPERE_THREADS)
     /* the thread's left rows: these, 8 further, 16 further, 24 further */
     const long long row = left + left_row + lane / 4;
     float sums[2][4][4] = {};
-    int bases[4] = {};
+    int bases[4] = {}, largest[4] = {};
     wait_for_previous();
     let_next_begin();
 
@@ -96,8 +96,8 @@ extern "C" __global__ void __launch_bounds__(ONEP_SPLIT_AMPERE_THREADS)
             const bool inside = row + 8 * r < a.left_rows;
             const int exponent = inside ? a.left_exponents[k * a.left_rows + row + 8 * r] : (int)ONEP_SPLIT_LEAST;
             bases[r] = k == 0 ? first_base(exponent) : bases[r];
-            factor[r] = chunk_factor(exponent, bases[r] & 255);
-            bases[r] |= factor[r] - factor[r] == 0 ? 0 : (int)NOT_SUMMED;
+            factor[r] = chunk_factor(exponent, bases[r]);
+            largest[r] = exponent > largest[r] ? exponent : largest[r];
         }
         copies_wait_but_one();
         __syncthreads(); /* everyone's pieces are there */
@@ -138,10 +138,10 @@ extern "C" __global__ void __launch_bounds__(ONEP_SPLIT_AMPERE_THREADS)
 #pragma unroll
             for (int r = 0; r < 4; r++) {
                 const long long i = row + 8 * r;
-                float y = scaled(sums[r / 2][n][2 * (r % 2) + s], (bases[r] & 255) + exponent - 2 * ONEP_SPLIT_TOP);
+                float y = scaled(sums[r / 2][n][2 * (r % 2) + s], bases[r] + exponent - 2 * ONEP_SPLIT_TOP);
                 if (i >= a.left_rows)
                     continue;
-                if ((bases[r] & NOT_SUMMED) || exponent == ONEP_SPLIT_INFINITE)
+                if (!is_summed(largest[r], bases[r]) || exponent == ONEP_SPLIT_INFINITE)
                     y = plain_sum(a, i, j, 0);
                 *element_at(a, i, j, 0) = __fadd_rn(y, bias[r]);
             }

@@ -79,57 +79,68 @@ __device__ __forceinline__ void copy_right(const onep_split_product_args &a, uns
 
 /*
  * A thread has row f of its warp's 16, and row f + 8, of every fragment. Along the depth rows are taken in the order
- * 0 2 4 6 1 3 5 7: then no two threads that read at once meet in a bank of shared memory. The row is asked for anew
- * wherever it is used: two sets of sums, a chunk's and both halves of the left operand take 224 of 232 registers, and
- * what is not kept in one does not push a sum out.
+ * 0 2 4 6 1 3 5 7: then no two threads that read at once meet in a bank of shared memory.
  */
-template <int KIND> __device__ __forceinline__ unsigned row_now()
+template <int KIND> __device__ __forceinline__ unsigned row_of_thread()
 {
-    unsigned thread = thread_now() - 128, f = thread / 4 % 8;
+    unsigned thread = threadIdx.x - 128, f = thread / 4 % 8;
     return thread / 32 * 16 + (KIND == ALONG ? 2 * (f % 4) + f / 4 : f);
 }
 
 /*
- * The thread's part of a unit of floats: depth 16 j + 8 h + 2 q and the next of rows `row` and `row` + 8, in
- * x[j][h][r]. The copy engine exchanges the 16-byte pieces of every 128 bytes by the number (mod 8) of those: bits 4
- * to 6 of an address are combined with bits 7 to 9.
+ * Where in a unit of floats the thread's first one lies: depth 2 q of its row. The copy engine exchanges the 16-byte
+ * pieces of every 128 bytes by the number (mod 8) of those: bits 4 to 6 of an address are combined with bits 7 to 9.
+ *
+ *   ALONG   a row has 128 bytes, 32 deep; the other 32 are half a unit on
+ *   ACROSS  one deep has 128 bytes, 32 rows; the next 32 rows are a quarter of a unit on
  */
-template <int KIND>
-__device__ __forceinline__ void load_left(unsigned unit, unsigned row, unsigned q, float2 (&x)[SLICES][2][2])
+template <int KIND> __device__ __forceinline__ unsigned first_place(unsigned row, unsigned q)
 {
-    if (KIND == ALONG) { /* a row has 128 bytes, 32 deep; the other 32 are half a unit on */
-        const unsigned at = unit + row * 128, piece = (8 * q) ^ (row % 8 * 16);
+    return KIND == ALONG ? row * 128 + ((8 * q) ^ (row % 8 * 16))
+                         : row / 32 * (ONEP_SPLIT_UNIT / 4) + 2 * q * 128 + ((row % 32 * 4) ^ (2 * q * 16));
+}
+
+/*
+ * The thread's part of a unit: depth 16 j + 8 h + 2 q and the next of both rows, in x[j][h][r]. Units lie at multiples
+ * of 128, so bits of a place can be combined in the address.
+ */
+template <int KIND> __device__ __forceinline__ void load_left(unsigned at, float2 (&x)[SLICES][2][2])
+{
 #pragma unroll
-        for (int j = 0; j < SLICES; j++)
+    for (int j = 0; j < SLICES; j++)
 #pragma unroll
-            for (int h = 0; h < 2; h++)
+        for (int h = 0; h < 2; h++)
 #pragma unroll
-                for (int r = 0; r < 2; r++)
-                    x[j][h][r] =
-                        load_shared_two(at + (piece ^ (j % 2 * 64 + h * 32)) + j / 2 * HALF_UNIT + r * (8 * 128));
-    } else { /* one deep has 128 bytes, 32 rows; the next 32 rows are a quarter of a unit on */
-        const unsigned at = unit + row / 32 * (ONEP_SPLIT_UNIT / 4) + 2 * q * 128;
-        const unsigned even = (row % 32 * 4) ^ (2 * q * 16), odd = even ^ 16;
-#pragma unroll
-        for (int j = 0; j < SLICES; j++)
-#pragma unroll
-            for (int h = 0; h < 2; h++)
-#pragma unroll
-                for (int r = 0; r < 2; r++) {
-                    x[j][h][r].x = load_shared(at + (even ^ (r * 32)) + (j * 16 + h * 8) * 128);
-                    x[j][h][r].y = load_shared(at + (odd ^ (r * 32)) + (j * 16 + h * 8 + 1) * 128);
+            for (int r = 0; r < 2; r++) {
+                if (KIND == ALONG) {
+                    x[j][h][r] = load_shared_two((at ^ (j % 2 * 64 + h * 32)) + j / 2 * HALF_UNIT + r * (8 * 128));
+                } else {
+                    const int deep = (16 * j + 8 * h) * 128;
+                    x[j][h][r].x = load_shared((at ^ (r * 32)) + deep);
+                    x[j][h][r].y = load_shared((at ^ (16 + r * 32)) + deep + 128);
                 }
-    }
+            }
+}
+
+/* Exponents of both rows of a thread, in one register. */
+__device__ __forceinline__ unsigned both_rows(int first, int second)
+{
+    return (unsigned)first | (unsigned)second << 16;
+}
+__device__ __forceinline__ int of_row(unsigned both, int r)
+{
+    return (int)(r ? both >> 16 : both & 0xffff);
 }
 
 /* Splits a chunk of both rows, scaled by its own largest element in each row. */
 template <int KIND>
-__device__ __forceinline__ void take_left(unsigned unit, unsigned row, unsigned q, unsigned (&high)[SLICES][4],
-                                          unsigned (&low)[SLICES][4], int (&exponent)[2])
+__device__ __forceinline__ void take_left(unsigned at, unsigned (&high)[SLICES][4], unsigned (&low)[SLICES][4],
+                                          unsigned &exponents)
 {
     float2 x[SLICES][2][2];
+    int exponent[2];
     float most[2] = {0, 0};
-    load_left<KIND>(unit, row, q, x);
+    load_left<KIND>(at, x);
 #pragma unroll
     for (int j = 0; j < SLICES; j++)
 #pragma unroll
@@ -151,14 +162,25 @@ __device__ __forceinline__ void take_left(unsigned unit, unsigned row, unsigned 
 #pragma unroll
             for (int r = 0; r < 2; r++)
                 split_two(x[j][h][r].x, x[j][h][r].y, scale[r], high[j][2 * h + r], low[j][2 * h + r]);
+    exponents = both_rows(exponent[0], exponent[1]);
 }
 
-/* What the planes of both rows were scaled with in a chunk. */
+/* What the planes of both rows were scaled with in a chunk; apart, or putting them together would wait for them. */
 __device__ __forceinline__ void load_exponents(const onep_split_product_args &a, int chunk, int row, int (&to)[2])
 {
     const unsigned char *from = a.left_exponents + chunk * a.left_rows + row;
     to[0] = row < a.left_rows ? from[0] : (int)ONEP_SPLIT_LEAST;
     to[1] = row + 8 < a.left_rows ? from[8] : (int)ONEP_SPLIT_LEAST;
+}
+
+/* A warp is done with a unit: to the barriers of the cluster's blocks, as either may copy to it. */
+__device__ __forceinline__ void let_go(unsigned barrier, int blocks)
+{
+    if (elected()) {
+        barrier_arrive_at(barrier, 0);
+        if (blocks > 1)
+            barrier_arrive_at(barrier, 1);
+    }
 }
 
 /* ---- a finished tile --------------------------------------------------------------------------------------------- */
@@ -219,8 +241,10 @@ __device__ __forceinline__ void keep_statistics(const row_statistics &s, double 
 template <int WIDTH, int HALVES>
 __device__ __forceinline__ void finish_tile(const onep_split_product_args &a, float (&sums)[HALVES][WIDTH / 2],
                                             long long row, long long first, int right_tile, int split, bool keeps,
-                                            const int (&bases)[2])
+                                            unsigned both_bases, unsigned both_largest)
 {
+    const int bases[2] = {of_row(both_bases, 0), of_row(both_bases, 1)};
+    const bool summed[2] = {is_summed(of_row(both_largest, 0), bases[0]), is_summed(of_row(both_largest, 1), bases[1])};
     const int reach = first < a.right_rows - WIDTH * HALVES ? WIDTH * HALVES : (int)(a.right_rows - first);
     const bool inside[2] = {row < a.left_rows, row + 8 < a.left_rows};
     /* A lane loads 8 of the tile's exponents, and the lanes ask each other: 64 loads would want 64 registers. */
@@ -230,7 +254,7 @@ __device__ __forceinline__ void finish_tile(const onep_split_product_args &a, fl
     if (lane < WIDTH * HALVES / 8 && mine < a.right_rows)
         eight = *reinterpret_cast<const uint2 *>(a.right_exponents + mine);
     const bool infinite = has_infinite(eight.x) || has_infinite(eight.y);
-    const bool again = __any_sync(~0u, infinite || ((bases[0] | bases[1]) & NOT_SUMMED) != 0);
+    const bool again = __any_sync(~0u, infinite || !summed[0] || !summed[1]);
     float bias[2] = {-0.0f, -0.0f}; /* which changes nothing when it is added */
 #pragma unroll
     for (int r = 0; r < 2; r++)
@@ -243,7 +267,7 @@ __device__ __forceinline__ void finish_tile(const onep_split_product_args &a, fl
 #pragma unroll
         for (int e = 0; e < 4; e++) { /* row, row; row + 8, row + 8 */
             float &y = sums[8 * n / WIDTH][4 * n % (WIDTH / 2) + e];
-            y = scaled(y, (bases[e / 2] & 255) + (int)(two >> 8 * (e & 1) & 255) - 2 * ONEP_SPLIT_TOP);
+            y = scaled(y, bases[e / 2] + (int)(two >> 8 * (e & 1) & 255) - 2 * ONEP_SPLIT_TOP);
             y = __fadd_rn(y, bias[e / 2]); /* after a rounding of its own */
         }
     }
@@ -263,8 +287,7 @@ __device__ __forceinline__ void finish_tile(const onep_split_product_args &a, fl
             const int j = 4 * (n / 2 & ~1) + (n / 2 & 1);
             const bool second = n & 1;
             if ((second ? inside[1] : inside[0]) && j < reach &&
-                (((second ? bases[1] : bases[0]) & NOT_SUMMED) ||
-                 a.right_exponents[first + j] == ONEP_SPLIT_INFINITE)) {
+                (!(second ? summed[1] : summed[0]) || a.right_exponents[first + j] == ONEP_SPLIT_INFINITE)) {
                 const long long i = second ? row + 8 : row;
                 *element_at(a, i, first + j, split) =
                     __fadd_rn(plain_sum(a, i, first + j, split), second ? bias[1] : bias[0]);
@@ -308,11 +331,18 @@ struct job {
     int left, right_tile, split, begin, end;
 };
 
+/*
+ * The blocks that run at one time should read little of both operands, or the second-level cache does not hold it: they
+ * go along the left operand in bands of up to 8 right tiles.
+ */
 __device__ __forceinline__ job job_of(const onep_split_product_args &a, int tile, int rank)
 {
+    enum { BAND = 8 };
     const int split = tile % a.splits, rest = tile / a.splits, begin = split * a.split_chunks;
-    const int end = begin + a.split_chunks;
-    return {(rest / a.right_tiles * a.blocks + rank) * ONEP_SPLIT_LEFT, rest % a.right_tiles, split, begin,
+    const int end = begin + a.split_chunks, clusters = (a.left_tiles + a.blocks - 1) / a.blocks;
+    const int first = rest / (BAND * clusters) * BAND, inside = rest - first * clusters;
+    const int wide = a.right_tiles - first < BAND ? a.right_tiles - first : (int)BAND;
+    return {(inside / wide * a.blocks + rank) * ONEP_SPLIT_LEFT, first + inside % wide, split, begin,
             end < a.chunks ? end : a.chunks};
 }
 
@@ -322,12 +352,13 @@ __device__ __forceinline__ void split_product(const onep_split_product_args &a)
     enum { RIGHT = WIDTH * HALVES, RIGHT_BYTES = 2 * 128 * WIDTH };
     ONEP_DYNAMIC_SHARED(room);
     alignas(8) __shared__ unsigned long long full[ONEP_SPLIT_UNITS], empty[ONEP_SPLIT_UNITS];
-    __shared__ int base_of[ONEP_SPLIT_LEFT];
-    __shared__ volatile float factor_of[ONEP_SPLIT_LEFT]; /* volatile: read again for every half, not kept */
-    const unsigned ring = (shared_address(room) + 1023) / 1024 * 1024;
-    /* The same in all lanes, and known to be: or every product would fetch its descriptors from vector registers. */
-    const int group = __shfl_sync(~0u, (int)threadIdx.x / 128, 0);
-    const int warp = __shfl_sync(~0u, (int)threadIdx.x / 32 % 4, 0), lane = threadIdx.x % 32;
+    /*
+     * The same in all lanes, and known to be: or every product would fetch its descriptors from vector registers. And
+     * asked of lane 0: or the compiler would make addresses anew in every chunk, where the tensor cores wait for them.
+     */
+    const int group = of_lane_0(threadIdx.x / 128), warp = of_lane_0(threadIdx.x / 32 % 4);
+    const unsigned ring = of_lane_0((shared_address(room) + 1023) / 1024 * 1024);
+    const unsigned fulls = of_lane_0(shared_address(full)), empties = of_lane_0(shared_address(empty));
     /* a cluster of one block or two, with numbers that follow each other */
     const int blocks = a.blocks, rank = (int)blockIdx.x & (blocks - 1);
     const int cluster = (int)blockIdx.x >> (blocks - 1), clusters = (int)gridDim.x >> (blocks - 1);
@@ -335,8 +366,8 @@ __device__ __forceinline__ void split_product(const onep_split_product_args &a)
 
     if (threadIdx.x == 0) {
         for (int i = 0; i < a.units; i++) {
-            barrier_init(shared_address(&full[i]), 1);
-            barrier_init(shared_address(&empty[i]), WARPS * blocks);
+            barrier_init(fulls + 8 * i, 1);
+            barrier_init(empties + 8 * i, WARPS * blocks);
         }
         barrier_init_done();
     }
@@ -346,8 +377,8 @@ __device__ __forceinline__ void split_product(const onep_split_product_args &a)
 
     place at = {0, 0};
     if (group == 0) {
-        give_registers<40>();
-        if (warp == 0 && lane == 0) {
+        give_registers<24>();
+        if (warp == 0 && elected()) {
             fetch_map(&a.left[0]);
             fetch_map(&a.right[0]);
             fetch_map(&a.right[1]);
@@ -360,8 +391,8 @@ __device__ __forceinline__ void split_product(const onep_split_product_args &a)
                         if (a.delays[0])
                             __nanosleep(a.delays[0]);
                         /* both blocks' warps have let go of the unit: a copy may go to either */
-                        barrier_wait(shared_address(&empty[at.unit]), at.parity ^ 1);
-                        const unsigned barrier = shared_address(&full[at.unit]);
+                        barrier_wait(empties + 8 * at.unit, at.parity ^ 1);
+                        const unsigned barrier = fulls + 8 * at.unit;
                         const unsigned to = ring + at.unit * ONEP_SPLIT_UNIT;
                         barrier_expect(barrier, u == 0 ? (int)ONEP_SPLIT_UNIT : (int)RIGHT_BYTES);
                         if (u == 0)
@@ -374,7 +405,8 @@ __device__ __forceinline__ void split_product(const onep_split_product_args &a)
             }
         }
     } else {
-        take_registers<232>();
+        take_registers<240>();
+        const unsigned row = row_of_thread<KIND>(), q = threadIdx.x % 4, first = first_place<KIND>(row, q);
         for (int tile = cluster; tile < tiles; tile += clusters) {
             const job mine = job_of(a, tile, rank);
             float sums[HALVES][WIDTH / 2], chunk[WIDTH / 2];
@@ -383,41 +415,32 @@ __device__ __forceinline__ void split_product(const onep_split_product_args &a)
 #pragma unroll
                 for (int i = 0; i < WIDTH / 2; i++)
                     sums[h][i] = 0;
-            int ahead[2];
+            unsigned bases = 0, largest = 0;
+            int ahead[2] = {0, 0};
             if (KIND == PLANES)
-                load_exponents(a, mine.begin, mine.left + (int)row_now<KIND>(), ahead);
+                load_exponents(a, mine.begin, mine.left + (int)row, ahead);
             for (int k = mine.begin; k < mine.end; k++) {
-                unsigned high[SLICES][4], low[SLICES][4];
-                int exponent[2];
+                unsigned high[SLICES][4], low[SLICES][4], exponents;
                 const int left_unit = at.unit;
-                const unsigned q = thread_now() % 4, row = row_now<KIND>();
-                if (a.delays[1])
-                    __nanosleep(a.delays[1]);
-                barrier_wait(shared_address(&full[at.unit]), at.parity);
+                barrier_wait(fulls + 8 * at.unit, at.parity);
                 if (KIND == PLANES) {
-                    exponent[0] = ahead[0], exponent[1] = ahead[1];
+                    exponents = both_rows(ahead[0], ahead[1]);
                     if (k + 1 < mine.end) /* of the next chunk: they are far away */
                         load_exponents(a, k + 1, mine.left + (int)row, ahead);
                 } else {
-                    take_left<KIND>(ring + at.unit * ONEP_SPLIT_UNIT, row, q, high, low, exponent);
+                    take_left<KIND>(ring + at.unit * ONEP_SPLIT_UNIT + first, high, low, exponents);
                     __syncwarp(); /* every lane has read its part of the unit */
-                    if (lane < blocks)
-                        barrier_arrive_at(shared_address(&empty[at.unit]), lane);
+                    let_go(empties + 8 * at.unit, blocks);
                 }
                 at.advance(a.units);
-                __syncwarp(); /* or a fast lane would write over the factor that a slow one still reads */
-                if (q == 0)
-#pragma unroll
-                    for (int r = 0; r < 2; r++) {
-                        int base = k == mine.begin ? first_base(exponent[r]) : base_of[row + 8 * r];
-                        float factor = chunk_factor(exponent[r], base & 255);
-                        factor_of[row + 8 * r] = factor;
-                        base_of[row + 8 * r] = factor - factor == 0 ? base : base | NOT_SUMMED;
-                    }
-                __syncwarp(); /* what one lane has written the others of its row read */
+                if (k == mine.begin)
+                    bases = both_rows(first_base(of_row(exponents, 0)), first_base(of_row(exponents, 1)));
+                largest = __vmaxu2(largest, exponents);
+                const float factor[2] = {chunk_factor(of_row(exponents, 0), of_row(bases, 0)),
+                                         chunk_factor(of_row(exponents, 1), of_row(bases, 1))};
 #pragma unroll
                 for (int h = 0; h < HALVES; h++) {
-                    barrier_wait(shared_address(&full[at.unit]), at.parity);
+                    barrier_wait(fulls + 8 * at.unit, at.parity);
                     const unsigned from = ring + at.unit * ONEP_SPLIT_UNIT;
                     const unsigned long long right_high = tile_descriptor(from);
                     const unsigned long long right_low = tile_descriptor(from + HALF_UNIT);
@@ -446,32 +469,22 @@ __device__ __forceinline__ void split_product(const onep_split_product_args &a)
                             multiply(chunk, high[j], right_high + 2 * j, 1);
                     }
                     products_commit();
+                    if (a.delays[1])
+                        __nanosleep(a.delays[1]);
                     products_wait();
                     keep_in_place(chunk);
-                    if (lane < blocks) {
-                        barrier_arrive_at(shared_address(&empty[at.unit]), lane);
-                        if (KIND == PLANES && h == HALVES - 1)
-                            barrier_arrive_at(shared_address(&empty[left_unit]), lane);
-                    }
-                    const unsigned summed = row_now<KIND>();
+                    let_go(empties + 8 * at.unit, blocks);
+                    if (KIND == PLANES && h == HALVES - 1)
+                        let_go(empties + 8 * left_unit, blocks);
 #pragma unroll
-                    for (int r = 0; r < 2; r++) {
-                        const float factor = factor_of[summed + 8 * r];
-#pragma unroll
-                        for (int i = 2 * r; i < WIDTH / 2; i += 4) {
-                            sums[h][i] = fmaf(chunk[i], factor, sums[h][i]);
-                            sums[h][i + 1] = fmaf(chunk[i + 1], factor, sums[h][i + 1]);
-                        }
-                    }
+                    for (int i = 0; i < WIDTH / 2; i++)
+                        sums[h][i] = fmaf(chunk[i], factor[i / 2 % 2], sums[h][i]);
                     at.advance(a.units);
                 }
             }
-            const unsigned row = row_now<KIND>(), q = thread_now() % 4;
-            __syncwarp();
-            const int bases[2] = {base_of[row], base_of[row + 8]};
-            __syncwarp(); /* or a fast lane would begin the next tile's base over it */
-            finish_tile<WIDTH, HALVES>(a, sums, mine.left + (int)row, mine.right_tile * RIGHT + 2 * (int)q,
-                                       mine.right_tile, mine.split, q == 0, bases);
+            const job done = job_of(a, asked_again(tile), rank);
+            finish_tile<WIDTH, HALVES>(a, sums, done.left + (int)row, done.right_tile * RIGHT + 2 * (int)q,
+                                       done.right_tile, done.split, q == 0, bases, largest);
         }
     }
     cluster_sync(); /* or a block could end while the other still copies to it or arrives at its barriers */
@@ -485,11 +498,18 @@ __device__ __forceinline__ void split_product(const onep_split_product_args &a)
     }
 
 /*
- * Of the 232 registers a thread may have, sums and operands take 224. A few more are wanted: one of them in the loop,
- * the rest after it. The compiler reports
- *   onep_split_product_sm90_planes_256: spills up to 16 bytes
- *   onep_split_product_sm90_along_256: spills up to 128 bytes
- *   onep_split_product_sm90_across_256: spills up to 128 bytes
+ * Of the 240 registers a thread that multiplies may have, sums, a chunk and both halves of the left operand take 224;
+ * one that copies has 24. The loops stay in registers; before and after them, and in the copying thread, a few values
+ * do not. The compiler reports
+ *   onep_split_product_sm90_planes_256: spills up to 32 bytes
+ *   onep_split_product_sm90_planes_128: spills up to 16 bytes
+ *   onep_split_product_sm90_planes_64: spills up to 16 bytes
+ *   onep_split_product_sm90_along_256: spills up to 64 bytes
+ *   onep_split_product_sm90_along_128: spills up to 16 bytes
+ *   onep_split_product_sm90_along_64: spills up to 16 bytes
+ *   onep_split_product_sm90_across_256: spills up to 64 bytes
+ *   onep_split_product_sm90_across_128: spills up to 32 bytes
+ *   onep_split_product_sm90_across_64: spills up to 32 bytes
  */
 ONEP_SPLIT_PRODUCT(planes_256, PLANES, 128, 2)
 ONEP_SPLIT_PRODUCT(planes_128, PLANES, 128, 1)

@@ -165,16 +165,21 @@ onepass_status onep_workspace_check(const char *op, const onepass_handle *handle
     return status;
 }
 
+int onep_can_use_prepared(const onepass_handle *handle)
+{
+    return handle->cuda && (handle->fp32_products == ONEPASS_FP32_SPLIT || handle->fp32_products == ONEPASS_FP32_FULL);
+}
+
 onepass_status onep_prepared_check(const char *op, const char *argument, const onepass_handle *handle,
                                    const onepass_tensor *weight, const void *prepared)
 {
     enum { PLANES_ALIGNMENT = 256 };
     if (!prepared)
         return ONEPASS_OK;
-    if (!handle->cuda || handle->fp32_products != ONEPASS_FP32_SPLIT)
+    if (!onep_can_use_prepared(handle))
         return onep_fail(ONEPASS_INVALID_ARGUMENT,
                          "%s: %s: %p; it is for handles of a CUDA device whose config.fp32_products is "
-                         "ONEPASS_FP32_SPLIT",
+                         "ONEPASS_FP32_SPLIT or ONEPASS_FP32_FULL",
                          op, argument, prepared);
     if (onep_type_of(weight->dtype) != ONEP_F32)
         return onep_fail(ONEPASS_INVALID_ARGUMENT, "%s: %s: given with a weight of type %s; it must be fp32", op,

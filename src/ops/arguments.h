@@ -46,10 +46,11 @@ onepass_status onep_workspace_check(const char *operator_name, const onepass_han
                                     const onep_argument *arguments, int count, const void *workspace, size_t size,
                                     size_t needed);
 
-/*
- * A prepared weight that may be used: with a CUDA handle of ONEPASS_FP32_SPLIT and an fp32 weight, in device memory at
- * a multiple of 256. NULL is none.
- */
+/* True of CUDA handles that multiply fp32 with ONEPASS_FP32_SPLIT, or choose it where it is faster. */
+int onep_can_use_prepared(const onepass_handle *handle);
+
+/* A prepared weight that may be used: on such a handle, of an fp32 weight, in device memory at a multiple of 256. NULL
+ * is none. */
 onepass_status onep_prepared_check(const char *operator_name, const char *argument, const onepass_handle *handle,
                                    const onepass_tensor *weight, const void *prepared);
 

@@ -164,10 +164,10 @@ static onepass_status check_weight(const char *op, const onepass_handle *handle,
         argument.extent[0] = weight->shape[0];
         argument.extent[1] = weight->shape[1];
     }
-    if (!handle->cuda || handle->fp32_products != ONEPASS_FP32_SPLIT)
+    if (!onep_can_use_prepared(handle))
         return onep_fail(ONEPASS_UNSUPPORTED,
-                         "%s: handle: only one of a CUDA device whose config.fp32_products is ONEPASS_FP32_SPLIT uses "
-                         "prepared weights",
+                         "%s: handle: only one of a CUDA device whose config.fp32_products is ONEPASS_FP32_SPLIT or "
+                         "ONEPASS_FP32_FULL uses prepared weights",
                          op);
     onepass_status status = onep_arguments_check(op, handle, &argument, 1);
     if (status == ONEPASS_OK && onep_type_of(weight->dtype) != ONEP_F32)
