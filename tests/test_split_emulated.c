@@ -134,6 +134,22 @@ static void test_parts(void)
     multiprocessors = 2;
 }
 
+/* Where it is chosen before cuBLAS: some shapes of the table in docs/performance.md, on either side of every border. */
+static void test_wins(void)
+{
+    static const struct {
+        int64_t m, n, k;
+        int wins;
+    } shapes[] = {{1024, 8192, 8192, 1}, {1024, 64, 4096, 0},   {4096, 64, 16384, 0}, {16, 1024, 1024, 1},
+                  {16, 4096, 256, 0},    {16, 16384, 64, 0},    {64, 256, 1024, 0},   {64, 1024, 4096, 1},
+                  {256, 1024, 1024, 1},  {1024, 1024, 256, 0},  {4096, 256, 256, 0},  {4096, 256, 4096, 1},
+                  {16384, 256, 256, 0},  {16384, 256, 1024, 1}, {1, 100, 100000, 0},  {0, 1024, 1024, 0},
+                  {1024, 1024, 0, 0},    {8192, 8192, 1024, 1}};
+    for (int i = 0; i < (int)(sizeof shapes / sizeof shapes[0]); i++)
+        CHECK(onep_split_wins(NULL, shapes[i].m, shapes[i].n, shapes[i].k) == shapes[i].wins, "%lld x %lld x %lld",
+              (long long)shapes[i].m, (long long)shapes[i].n, (long long)shapes[i].k);
+}
+
 int main(void)
 {
     static onepass_handle handle; /* nobody looks into it but for a device that is not there */
@@ -144,5 +160,6 @@ int main(void)
     test_families();
     test_pipelines();
     test_parts();
+    test_wins();
     return test_end();
 }
