@@ -726,6 +726,18 @@ def test_impossible_speed_is_rejected(milliseconds, cache, status):
     assert timing.report["floor"].status == status
 
 
+@pytest.mark.parametrize("where, queueing, calls, cycles", [
+    ("cpu", 1e-3, 3, 0), ("cuda", 0.0, 3, 0), ("cuda", 1e-3, 5, 12000000), ("cuda", 1e-3, 1000, 100000000)])
+def test_windows_begin_behind_a_sleeping_gpu(where, queueing, calls, cycles):
+    """One that computes nothing as long as one that does: it is subtracted."""
+    asked = []
+    side = Stub(ask_timed=lambda request, **more: (asked.append((request, more)), (None, 0.1))[1])
+    timing = timing_of(where=where, queueing=queueing)
+    timing.both(Kind("forward", True, False), side, [[]] * calls, [])
+    assert [(request, more["null"], more["sleep"]) for request, more in asked] == [
+        ("window", False, cycles), ("window", True, cycles)]
+
+
 @pytest.mark.parametrize("milliseconds, status", [(1e-6, "fail"), (5.0, "fail"), (9.5, "pass"), (10.0, "pass")])
 def test_forged_events_are_found_out(milliseconds, status):
     """Four calls take the judge's clock 40 ms; the worker's events claim something."""

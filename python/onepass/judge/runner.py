@@ -20,7 +20,6 @@ from onepass.judge import wire
 from onepass.judge.guard import Guard
 
 M_PERTURB, M_MMAP_THRESHOLD = -6, -3  # of glibc's mallopt: fill what malloc hands out; what gets pages of its own
-SLEEP_CYCLES = 20000000  # about 10 ms of an idle GPU: longer than it takes to queue a window of calls
 PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 _take, _cat, _grad, _backward = torch.take, torch.cat, torch.autograd.grad, torch.autograd.backward
@@ -460,13 +459,13 @@ class Runner:
             if begin < end:
                 tensor[begin:end].copy_(other[begin:end])
 
-    def do_window(self, slot, train, backward, null, samples, patches, events=False, memory=False):
+    def do_window(self, slot, train, backward, null, samples, patches, sleep=0, events=False, memory=False):
         """Runs the prepared calls and answers with elements of every result, at places the judge has just chosen.
 
         The judge's clock runs from before the request to the end of the answer. The elements are taken after each call,
         in its stream and before the next call, so nobody can answer before the work is done. patches: for each call,
-        a change of its inputs that was not known before. events: also queue behind a sleeping GPU and say what CUDA's
-        events say."""
+        a change of its inputs that was not known before. sleep: cycles that a GPU sleeps first, while calls are queued
+        behind it. events: also say what CUDA's events say."""
         self.results = {}
         model = self.slots[slot]
         model.train(train)
@@ -480,8 +479,8 @@ class Runner:
             _cuda_synchronize()
             before = _memory_allocated()
             _reset_peak()
-            if events and _sleep is not None:
-                _sleep(SLEEP_CYCLES)
+            if sleep and _sleep is not None:
+                _sleep(sleep)
         for (values, wanted), change in zip(self.sets, patches):
             with _no_grad():
                 self.patch(values, *change)

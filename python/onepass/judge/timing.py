@@ -4,6 +4,8 @@ The clock is the judge's own. A window is a request to run a number of calls, ea
 its time runs until the last byte of the answer is here; the answer holds elements of every result, at places that were
 chosen with the request, so it cannot be sent before the work is done. A few rows of every input also come with the
 request, so the work cannot be done before it. The time of an equal window that computes nothing is subtracted.
+On a GPU both windows begin behind a device that sleeps about as long as it takes to queue one that computes nothing:
+otherwise patches and samples would be queued while the device computes, and be subtracted although they took no time.
 Candidate and reference take turns. Every result of every window is compared afterwards.
 """
 
@@ -26,6 +28,8 @@ IMPOSSIBLE = 0.25                                # of the floor, where caches he
 IMPOSSIBLE_COLD = 0.7
 REPEATED = 0.6                                   # of a new input's time: what a repeated one may not fall below
 NOTICEABLE = 1e-3                                # seconds of a window: less is a disturbance of the machine
+CLOCK = 2e9                                      # cycles a second of a GPU, at most
+LONGEST_SLEEP = 0.05                             # seconds
 
 
 def quantile(values, share):
@@ -71,6 +75,7 @@ class Timing:
         self.grads = floating if timed is None else [number for number in timed if number in floating]
         self.device = self.session.reference.ask("device")
         self.calls_verified = 0
+        self.queueing = 0.0  # seconds that the host needs for a call of a window that computes nothing
 
     def run(self):
         for side in (self.session.candidate, self.session.reference):
@@ -174,10 +179,12 @@ class Timing:
         """Calls in a window: as many as give it its length, as the memory holds, and as no cache holds."""
         fit = max(1, min(CALLS[self.where], self.room() // (self.input_bytes + kind.bytes + 1)))
         few = min(fit, FEW_CALLS)
-        spans = {"candidate": [], "reference": []}
+        spans, empty = {"candidate": [], "reference": []}, {"candidate": [], "reference": []}
+        self.queueing = 0.0
         for _ in range(2):
-            self.window(kind, few, spans, {"candidate": [], "reference": []}, verify=False)
+            self.window(kind, few, spans, empty, verify=False)
         longest = max(spans[name][-1] for name in spans) / few
+        self.queueing = max(empty[name][-1] for name in empty) / few
         calls = int(max(few, WINDOW[self.where] / max(longest, 1e-7)))
         if self.device["cache"]:
             calls = max(calls, 2 * self.device["cache"] // max(1, self.input_bytes))
@@ -197,8 +204,10 @@ class Timing:
     def ask(self, kind, side, patches, samples, null=False, slot="model", **options):
         """(answer, seconds) of one window. A window of nothing comes last: it makes the patches known."""
         limit = sum(len(index) * 16 for index in samples) * len(patches) + 4096
+        sleep = int(CLOCK * min(LONGEST_SLEEP, 1.2 * self.queueing * len(patches))) if self.where == "cuda" else 0
         return side.ask_timed("window", limit=limit, slot=slot, train=kind.train, backward=kind.backward, null=null,
-                              samples=samples, patches=patches, pattern={"samples": [torch.Tensor]}, **options)
+                              samples=samples, patches=patches, sleep=sleep, pattern={"samples": [torch.Tensor]},
+                              **options)
 
     def both(self, kind, side, patches, samples, **options):
         """(answer, seconds of the calls, seconds of a window of nothing)."""
@@ -339,8 +348,7 @@ class Timing:
         check.details["repeated_share"] = best[True, "candidate"] / best[False, "candidate"]
 
     def events(self, kind, calls, result):
-        """timer: CUDA's events in the worker, beside the judge's clock. Both windows begin behind a sleeping device, so
-        their difference is what the device did."""
+        """timer: CUDA's events in the worker, beside the judge's clock."""
         check = self.report["timer"]
         for name in ("candidate", "reference"):
             side = getattr(self.session, name)
