@@ -204,7 +204,7 @@ class Timing:
     def ask(self, kind, side, patches, samples, null=False, slot="model", **options):
         """(answer, seconds) of one window. A window of nothing comes last: it makes the patches known."""
         limit = sum(len(index) * 16 for index in samples) * len(patches) + 4096
-        sleep = int(CLOCK * min(LONGEST_SLEEP, 1.2 * self.queueing * len(patches))) if self.where == "cuda" else 0
+        sleep = round(CLOCK * min(LONGEST_SLEEP, 1.2 * self.queueing * len(patches))) if self.where == "cuda" else 0
         return side.ask_timed("window", limit=limit, slot=slot, train=kind.train, backward=kind.backward, null=null,
                               samples=samples, patches=patches, sleep=sleep, pattern={"samples": [torch.Tensor]},
                               **options)
