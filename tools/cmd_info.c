@@ -33,6 +33,12 @@ static void print_levels(json_writer *json, const char *name, int (*holds)(onep_
         putchar('\n');
 }
 
+/* Who makes fp32 products there unless told otherwise; by shape where there are two (docs/performance.md). */
+static const char *fp32_products(const onep_cuda_info *info)
+{
+    return info->copy_engine ? "own on tensor cores, where faster than cuBLAS" : "cuBLAS";
+}
+
 /* The CPU, and each GPU; where there is none, why. */
 static void print_devices_json(json_writer *json)
 {
@@ -57,6 +63,7 @@ static void print_devices_json(json_writer *json)
             json_integer(json, "memory_bytes", (int64_t)info.memory_bytes);
             json_integer(json, "l2_bytes", info.l2_bytes);
             json_integer(json, "driver", info.driver_version);
+            json_string(json, "fp32_products", fp32_products(&info));
         } else {
             json_string(json, "reason", why);
         }
@@ -76,9 +83,10 @@ static void print_devices(void)
     for (int i = 0; i < count; i++) {
         onep_cuda_info info;
         if (onep_cuda_describe(i, &info))
-            printf("%-16s cuda:%d, %s, compute capability %d.%d, %d multiprocessors, %.1f GiB, driver for CUDA %d.%d\n",
+            printf("%-16s cuda:%d, %s, compute capability %d.%d, %d multiprocessors, %.1f GiB, driver for CUDA %d.%d, "
+                   "fp32 products: %s\n",
                    "", i, info.name, info.major, info.minor, info.multiprocessors, (double)info.memory_bytes * 0x1p-30,
-                   info.driver_version / 1000, info.driver_version % 1000 / 10);
+                   info.driver_version / 1000, info.driver_version % 1000 / 10, fp32_products(&info));
     }
 }
 

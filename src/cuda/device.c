@@ -65,6 +65,11 @@ int onep_cuda_devices(const char **why)
     return driver ? driver->devices : 0;
 }
 
+static int has_copy_engine(const onep_driver *driver, int major)
+{
+    return major == 9 && driver->cuLaunchKernelEx && driver->cuTensorMapEncodeTiled;
+}
+
 int onep_cuda_describe(int32_t device, onep_cuda_info *info)
 {
     const onep_driver *driver = onep_driver_get();
@@ -82,6 +87,7 @@ int onep_cuda_describe(int32_t device, onep_cuda_info *info)
     driver->cuDeviceTotalMem(&info->memory_bytes, id);
     info->l2_bytes = l2_bytes;
     info->driver_version = driver->version;
+    info->copy_engine = has_copy_engine(driver, info->major);
     return 1;
 }
 
@@ -397,7 +403,7 @@ onepass_status onep_cuda_launch_early(const onep_cuda *cuda, const char *operato
 
 int onep_cuda_has_copy_engine(const onep_cuda *cuda)
 {
-    return cuda->capability / 10 == 9 && cuda->driver->cuLaunchKernelEx && cuda->driver->cuTensorMapEncodeTiled;
+    return has_copy_engine(cuda->driver, cuda->capability / 10);
 }
 
 onepass_status onep_cuda_launch_cluster(const onep_cuda *cuda, const char *operator_name, const char *kernel,

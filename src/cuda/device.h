@@ -105,6 +105,7 @@ typedef struct onep_cuda_info {
     int64_t l2_bytes;
     size_t memory_bytes;
     int driver_version; /* 13000 for CUDA 13.0 */
+    int copy_engine;    /* as onep_cuda_has_copy_engine says */
 } onep_cuda_info;
 
 /* False if there is no such device. */
