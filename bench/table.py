@@ -108,8 +108,8 @@ def ways_table(rows):
     if not rows:
         return []
     columns = ["work", "onepass", "weight prepared", "cuBLAS fp32", "error", "cuBLAS's error"]
-    lines = ["", "fp32 products on tensor cores: the library's default, the same with the weight prepared once for many "
-             "calls, and the same with cuBLAS's fp32 products.", "", "| " + " | ".join(columns) + " |",
+    lines = ["", "fp32 products on tensor cores: the library's default, the same with the weight prepared once for many"
+             " calls, and the same with cuBLAS's fp32 products.", "", "| " + " | ".join(columns) + " |",
              "|---" * len(columns) + "|"]
     for row in rows:
         prepared, vendor = row["rivals"].get("prepared", {}), row["rivals"]["vendor"]

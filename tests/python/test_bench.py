@@ -1,7 +1,7 @@
 """What ./dev gpu measures with, tried on the CPU: the calls of bench/onepass_ctypes.py against PyTorch, the rows of
-bench/gpu_head.py and the products of bench/gpu_products.py at a small size, the tables made of them, and what the digest
-of the evidence covers. What only a GPU has, a choice of fp32 products, is played by a stand-in (GpuLike). The library is
-build/libonepass.so, or $ONEPASS_LIBRARY."""
+bench/gpu_head.py and the products of bench/gpu_products.py at a small size, the tables made of them, and what the
+digest of the evidence covers. What only a GPU has, a choice of fp32 products, is played by a stand-in (GpuLike). The
+library is build/libonepass.so, or $ONEPASS_LIBRARY."""
 
 import copy
 import ctypes
@@ -132,8 +132,8 @@ def test_prepared_weights_arrive(calls, heads):
 
 
 class GpuLike:
-    """The library on the CPU, with what it has on a GPU alone. A prepared weight is a copy of the weight. A linear layer
-    by SPLIT, or by FULL with over 200 outputs, comes out larger by NUDGE, so that one can tell."""
+    """The library on the CPU, with what it has on a GPU alone. A prepared weight is a copy of the weight. A linear
+    layer by SPLIT, or by FULL with over 200 outputs, comes out larger by NUDGE, so that one can tell."""
     NUDGE = 2.0 ** -20
 
     def __init__(self, onepass, library):
