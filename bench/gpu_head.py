@@ -8,9 +8,9 @@ time and tells nothing new: eval, and the linear layer alone, which is one produ
 
 The floor's products are made by torch.mm in the same type, but not in the float32 rows: there ours is the library's own
 product on tensor cores, which makes three products of fp16 operands for each one, and torch.mm in fp32, cuBLAS's, takes
-several times as long. Their floor is what the tensor cores need for that: torch.mm of fp16 operands that are three times
-as deep. Two more calls of ours take turns in these rows: "vendor" multiplies by cuBLAS in fp32 (ONEPASS_FP32_VENDOR),
-and "prepared", in forward passes, has the weight in the form of our product already, made once.
+several times as long. Their floor is what the tensor cores need for that: torch.mm of fp16 operands that are three
+times as deep. Two more calls of ours take turns in these rows: "vendor" multiplies by cuBLAS in fp32
+(ONEPASS_FP32_VENDOR), and "prepared", in forward passes, has the weight in the form of our product already, made once.
 """
 import copy
 import gc
