@@ -12,7 +12,8 @@ inputs); error_before_rounding is that of the same result stored in float64; gra
 Frobenius norm.
 extra_bytes is memory beyond the inputs at the peak, a gradient included.
 pytorch is the same work through onepass.torch, autograd included.
-Rows of the head and of linear are in gpu_head.py, which says what differs.
+Rows of the head and of linear are in gpu_head.py, which says what differs. fp32 products over shapes, "products" in the
+result, are in gpu_products.py.
 """
 import argparse
 import datetime
@@ -34,6 +35,7 @@ try:
 except ImportError:
     sys.exit("gpu_bench.py: PyTorch is needed, for memory, streams and rivals")
 import gpu_head  # noqa: E402
+import gpu_products  # noqa: E402
 from gpu_timing import GRAPH_CALLS, Flush, peak_growth, summary, time_cold, time_small  # noqa: E402
 from onepass_ctypes import KlCall, Library, ReadProbe  # noqa: E402
 
@@ -169,10 +171,8 @@ class Rival:
 # ---- rows ------------------------------------------------------------------------------------------------------------
 
 class Bench:
-    def __init__(self, arguments, programs):
-        """programs: what read_logs says of the tests that ran before."""
+    def __init__(self, arguments):
         self.arguments = arguments
-        self.split = programs.get("test_split_cuda", {}).get("status") == 0
         sys.path.insert(0, os.path.join(ROOT, arguments.build, "python"))
         self.library = Library(os.path.join(ROOT, arguments.build, "libonepass.so"))
         self.probe = ReadProbe(os.path.join(ROOT, arguments.build, "cuda", "probe.fatbin"))
@@ -180,10 +180,14 @@ class Bench:
         self.rounds = 10 if arguments.quick else ROUNDS
         self.device, self.quick, self.compile = "cuda", arguments.quick, arguments.compile
         self.peak_growth = peak_growth
-        self.rows = []
+        self.rows, self.products = [], []
 
     def wanted(self, name):
         return not self.arguments.only or re.search(self.arguments.only, name)
+
+    def milliseconds(self, runs, rounds):
+        """The median of each run, cold cache."""
+        return {name: summary(values)["ms"] for name, values in time_cold(runs, self.flush, rounds).items()}
 
     def finish(self, row, runs, begun, small=False):
         """Times the runs ("ours", "floor", "pytorch" and rivals), completes the row, keeps and prints it."""
@@ -311,6 +315,8 @@ class Bench:
             self.row("kl_small_" + name, "probs_probs", inputs, False)
             del inputs
         gpu_head.rows(self)
+        if self.wanted("products"):
+            self.products = gpu_products.entries(self)
 
 
 # ---- the tests that ran before ---------------------------------------------------------------------------------------
@@ -373,7 +379,7 @@ def main():
     begun = time.time()
     device = torch.cuda.get_device_name(0)
     tests, programs = read_logs(os.path.join(ROOT, arguments.logs))
-    bench = Bench(arguments, programs)
+    bench = Bench(arguments)
     bench.all()
     smi = query(["driver_version", "clocks.sm", "clocks.max.sm", "clocks.mem", "power.limit"]) or {}
     result = {
@@ -389,6 +395,7 @@ def main():
         "tests": tests,
         "programs": programs,
         "rows": bench.rows,
+        "products": bench.products,
     }
     path = arguments.out
     if not path and not arguments.quick and not arguments.only:
@@ -398,7 +405,8 @@ def main():
         with open(path, "w", encoding="utf-8") as file:
             json.dump(result, file, indent=1)
             file.write("\n")
-        print("wrote %s, %d rows, %.0f s" % (path, len(bench.rows), time.time() - begun))
+        print("wrote %s, %d rows, %d products, %.0f s" % (path, len(bench.rows), len(bench.products),
+                                                          time.time() - begun))
     return 1 if tests["failed"] else 0
 
 

@@ -1,12 +1,16 @@
 """The rows of the head and of linear, for gpu_bench.py: P2, softmax(scale * bn(gemm(x))), 1024 x 8192 x 8192.
 
 As for KL ours (through the C interface), onepass.torch, PyTorch eager, torch.compile and the floor take turns on the
-same inputs. What differs: floor_ms is the matrix products alone, by torch.mm in the same type; error is that of the
-output in the Frobenius norm, relative to float64 of the same stored numbers, and grad_error the larger of those of the
-gradients to input and weight. p2_tf32 allows TF32, to everyone; the float32 rows allow it to nobody. torch.compile is
-left out of rows where it costs time and tells nothing new: eval, and the linear layer alone, which is one product. In
-the float32 rows our own product on tensor cores (ONEPASS_FP32_SPLIT) is one more rival, "split", if its test has passed
-on this device before.
+same inputs. What differs: floor_ms is the matrix products alone, and error is that of the output in the Frobenius norm,
+relative to float64 of the same stored numbers, and grad_error the larger of those of the gradients to input and weight.
+p2_tf32 allows TF32, to everyone; the float32 rows allow it to nobody. torch.compile is left out of rows where it costs
+time and tells nothing new: eval, and the linear layer alone, which is one product.
+
+The floor's products are made by torch.mm in the same type, but not in the float32 rows: there ours is the library's own
+product on tensor cores, which makes three products of fp16 operands for each one, and torch.mm in fp32, cuBLAS's, takes
+several times as long. Their floor is what the tensor cores need for that: torch.mm of fp16 operands that are three
+times as deep. Two more calls of ours take turns in these rows: "vendor" multiplies by cuBLAS in fp32
+(ONEPASS_FP32_VENDOR), and "prepared", in forward passes, has the weight in the form of our product already, made once.
 """
 import copy
 import gc
@@ -17,7 +21,7 @@ import time
 import torch
 import torch.nn.functional as F
 
-from onepass_ctypes import FP32_FULL, FP32_SPLIT, FP32_TF32, HeadCall, LinearCall
+from onepass_ctypes import FP32_FULL, FP32_TF32, FP32_VENDOR, HeadCall, LinearCall
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 SHAPE, QUICK_SHAPE = (1024, 8192, 8192), (96, 256, 200)  # batch, inputs, outputs
@@ -85,8 +89,8 @@ def exact_pass(model, x, upstream):
     return Exact(*Pass(wide, x.double(), None if upstream is None else upstream.double())())
 
 
-def products(x, weight, backward):
-    """The matrix products that nobody can do without: one, or with backward three."""
+def mm_floor(x, weight, backward):
+    """The matrix products that nobody can do without: one, or with backward three. (what it is, in words; its run)"""
     with torch.no_grad():
         y = x.new_empty(x.shape[0], weight.shape[0])
         dx, dw = (torch.empty_like(x), torch.empty_like(weight)) if backward else (None, None)
@@ -97,12 +101,27 @@ def products(x, weight, backward):
             if backward:
                 torch.mm(y, weight, out=dx)
                 torch.mm(y.t(), x, out=dw)
-    return run
+    return "the matrix products alone, by torch.mm", run
+
+
+def split_floor(x, weight, backward):
+    """The same for products whose operands are two fp16 each: high high + high low + low high is one product of fp16
+    operands that is three times as deep. All are m x 3k by 3k x n with the rows of both operands contiguous."""
+    (m, k), n = x.shape, weight.shape[0]
+    operands = []
+    for rows, columns, depth in ((m, n, k), (m, k, n), (n, k, m)) if backward else ((m, n, k),):
+        a, b = ((torch.rand(side, 3 * depth, device=x.device) - 0.5).half() for side in (rows, columns))
+        operands.append((a, b.t(), a.new_empty(rows, columns)))
+
+    def run():
+        for a, b, out in operands:
+            torch.mm(a, b, out=out)
+    return "the matrix products alone, three of fp16 operands for each one, by torch.mm", run
 
 
 def start_row(name, operator, x, outputs, ours, exact):
     row = {"id": name, "operator": operator, "shape": [x.shape[0], x.shape[1], outputs],
-           "dtype": str(x.dtype).replace("torch.", ""), "floor": "the matrix products alone, by torch.mm"}
+           "dtype": str(x.dtype).replace("torch.", "")}
     ours()
     row.update(exact.errors(ours.output, getattr(ours, "gradients", ())))
     row["extra_bytes"] = ours.extra_bytes
@@ -118,14 +137,15 @@ def add_contestants(bench, row, runs, exact, through, rivals):
     for name, rival in rivals.items():
         try:
             rival()  # compiles
-            row["rivals"][name] = dict(exact.errors(*rival()), extra_bytes=bench.peak_growth(rival))
+            size = rival.call.extra_bytes if isinstance(rival, Ours) else bench.peak_growth(rival)
+            row["rivals"][name] = dict(exact.errors(*rival()), extra_bytes=size)
             runs[name] = rival
         except Exception as failure:
             row["rivals"][name] = {"failed": str(failure).splitlines()[0][:200]}
 
 
 class Ours:
-    """A call of the C interface as a rival."""
+    """Another call of the C interface as a rival."""
 
     def __init__(self, call):
         self.call = call
@@ -146,24 +166,29 @@ def p2_row(bench, name, model, compiled, x, upstream):
     outputs, inputs = model.gemm.weight.shape
     ours_model = onepass.torch.LinearBatchNormSoftmax(inputs, outputs, device=x.device, dtype=x.dtype)
     ours_model.load_state_dict(model.state_dict())
-    ours = HeadCall(bench.library, copy.deepcopy(model), x, upstream,
-                    FP32_TF32 if tf32 and x.is_cuda else FP32_FULL)
+    split = x.dtype is torch.float32 and not tf32
+    ours = HeadCall(bench.library, copy.deepcopy(model), x, upstream, FP32_TF32 if tf32 else FP32_FULL)
     row = start_row(name, "head", x, outputs, ours, exact)
     row.update(train=train, tf32=tf32)
-    runs = {"ours": ours, "floor": products(x, model.gemm.weight.detach(), backward)}
+    row["floor"], floor = (split_floor if split else mm_floor)(x, model.gemm.weight.detach(), backward)
     rivals = {"eager": Pass(model, x, upstream)}
     if compiled is not None:
         rivals["compile"] = Pass(model, x, upstream, compiled)
-    split = None
-    if bench.split and x.dtype is torch.float32 and not tf32:
-        split = HeadCall(bench.library, copy.deepcopy(model), x, upstream, FP32_SPLIT)
-        rivals["split"] = Ours(split)
+    if split:
+        rivals["vendor"] = Ours(HeadCall(bench.library, copy.deepcopy(model), x, upstream, FP32_VENDOR))
+        if not backward:
+            rivals["prepared"] = Ours(HeadCall(bench.library, copy.deepcopy(model), x, prepare=True))
+    runs = {"ours": ours, "floor": floor}
     add_contestants(bench, row, runs, exact, Pass(ours_model.train(train), x, upstream), rivals)
     del exact
     bench.finish(row, runs, begun)
-    for call in (ours, split):
-        if call is not None:
-            call.close()
+    close(ours, rivals)
+
+
+def close(ours, rivals):
+    """The handles of every call of the C interface."""
+    for call in [ours] + [rival.call for rival in rivals.values() if isinstance(rival, Ours)]:
+        call.close()
 
 
 def p2_inputs(bench, dtype):
@@ -188,16 +213,14 @@ def linear_row(bench, name="linear_fp32"):
     exact = Exact(F.linear(x.double(), weight.double(), bias.double()))
     ours = LinearCall(bench.library, x, weight, bias)
     row = start_row(name, "linear", x, weight.shape[0], ours, exact)
-    runs = {"ours": ours, "floor": products(x, weight, False)}
-    rivals = {"eager": lambda: (F.linear(x, weight, bias), ())}
-    split = LinearCall(bench.library, x, weight, bias, FP32_SPLIT) if bench.split else None
-    if split is not None:
-        rivals["split"] = Ours(split)
+    row["floor"], floor = split_floor(x, weight, False)
+    rivals = {"eager": lambda: (F.linear(x, weight, bias), ()),
+              "vendor": Ours(LinearCall(bench.library, x, weight, bias, FP32_VENDOR)),
+              "prepared": Ours(LinearCall(bench.library, x, weight, bias, prepare=True))}
+    runs = {"ours": ours, "floor": floor}
     add_contestants(bench, row, runs, exact, lambda: (onepass.torch.linear(x, weight, bias), ()), rivals)
     bench.finish(row, runs, begun)
-    for call in (ours, split):
-        if call is not None:
-            call.close()
+    close(ours, rivals)
 
 
 def clean(bench):

@@ -44,7 +44,8 @@ class HeadOptions(ctypes.Structure):
     _fields_ = [("size", ctypes.c_size_t), ("statistics", ctypes.c_int), ("cumulative", ctypes.c_int32),
                 ("eps", ctypes.c_double), ("momentum", ctypes.c_double)] + [
         (name, ctypes.c_void_p) for name in ("bias", "gamma", "beta", "scale", "running_mean", "running_var",
-                                             "batches_tracked", "workspace")] + [("workspace_size", ctypes.c_size_t)]
+                                             "batches_tracked", "workspace")] + [
+        ("workspace_size", ctypes.c_size_t), ("prepared_weight", ctypes.c_void_p)]
 
 
 class HeadGradients(ctypes.Structure):
@@ -72,7 +73,10 @@ class Library:
             getattr(self.c, "onepass_kl_" + form).argtypes = [ctypes.c_void_p] * 7
         pointer, size = ctypes.c_void_p, ctypes.c_size_t
         self.c.onepass_linear.argtypes = [pointer] * 6 + [size]
+        self.c.onepass_linear_prepared.argtypes = [pointer] * 7 + [size]
         self.c.onepass_linear_backward.argtypes = [pointer] * 8 + [size]
+        self.c.onepass_prepare_weight.argtypes = [pointer] * 3 + [size]
+        self.c.onepass_prepare_weight_size.argtypes = [pointer] * 3
         self.c.onepass_head.argtypes = [pointer] * 8
         self.c.onepass_head_backward.argtypes = [pointer] * 10
         self.c.onepass_linear_workspace_size.argtypes = [pointer] * 4
@@ -94,12 +98,35 @@ class Library:
         return handle
 
 
-class Call:
-    """A call with everything prepared: made once, called often. Its results are tensors of its own."""
+class Handles:
+    """A handle for each of torch's streams that work is ordered on, or one of the CPU; made when first needed."""
 
     def __init__(self, library, device, fp32_products=FP32_FULL):
         self.library, self.device, self.fp32_products = library, torch.device(device), fp32_products
-        self.handles = {}
+        self.made = {}
+
+    def current(self):
+        stream = torch.cuda.current_stream() if self.device.type == "cuda" else None
+        key = stream.cuda_stream if stream is not None else None
+        if key not in self.made:
+            self.made[key] = self.library.handle(stream, self.fp32_products)
+        return self.made[key]
+
+    def close(self):
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+        for handle in self.made.values():
+            self.library.c.onepass_destroy(handle)
+        self.made = {}
+
+
+class Call:
+    """A call with everything prepared: made once, called often. Its results are tensors of its own; its handles are,
+    too, unless it is given some."""
+
+    def __init__(self, library, device, fp32_products=FP32_FULL, handles=None):
+        self.library, self.device = library, torch.device(device)
+        self.handles = handles or Handles(library, device, fp32_products)
         self.kept = []  # descriptors, whose addresses are passed, and their tensors
 
     def address(self, tensor):
@@ -123,20 +150,18 @@ class Call:
         needed = max(size.value for size in found)
         return torch.empty(max(needed, 1), dtype=torch.uint8, device=self.device), needed
 
+    def prepare(self, weight):
+        """(tensor, bytes): the weight whose descriptor is given, in the form of the library's own fp32 product."""
+        made, size = self.workspace(
+            lambda needed: self.library.c.onepass_prepare_weight_size(self.handle(), weight, needed))
+        self.library.check(self.library.c.onepass_prepare_weight(self.handle(), weight, made.data_ptr(), size))
+        return made, size
+
     def handle(self):
-        """A handle for torch's current stream, or of the CPU."""
-        stream = torch.cuda.current_stream() if self.device.type == "cuda" else None
-        key = stream.cuda_stream if stream is not None else None
-        if key not in self.handles:
-            self.handles[key] = self.library.handle(stream, self.fp32_products)
-        return self.handles[key]
+        return self.handles.current()
 
     def close(self):
-        if self.device.type == "cuda":
-            torch.cuda.synchronize()
-        for handle in self.handles.values():
-            self.library.c.onepass_destroy(handle)
-        self.handles = {}
+        self.handles.close()
 
 
 class KlCall(Call):
@@ -169,19 +194,23 @@ def bytes_of(tensors):
 
 
 class LinearCall(Call):
-    """input weight^T + bias."""
+    """input weight^T + bias; if asked for, with a weight that is prepared here, once."""
 
-    def __init__(self, library, input, weight, bias, fp32_products=FP32_FULL):
-        super().__init__(library, input.device, fp32_products)
+    def __init__(self, library, input, weight, bias, fp32_products=FP32_FULL, prepare=False, handles=None):
+        super().__init__(library, input.device, fp32_products, handles)
         self.output = self.empty(input, (input.shape[0], weight.shape[0]))
         x, w = self.address(input), self.address(weight)
         self.room, needed = self.workspace(
             lambda size: library.c.onepass_linear_workspace_size(self.handle(), x, w, size))
-        self.arguments = (x, w, self.address(bias), self.address(self.output), self.room.data_ptr(), needed)
-        self.extra_bytes = needed + bytes_of([self.output])
+        self.entry, weights, prepared_bytes = library.c.onepass_linear, (w,), 0
+        if prepare:
+            self.prepared, prepared_bytes = self.prepare(w)
+            self.entry, weights = library.c.onepass_linear_prepared, (w, self.prepared.data_ptr())
+        self.arguments = (x, *weights, self.address(bias), self.address(self.output), self.room.data_ptr(), needed)
+        self.extra_bytes = needed + prepared_bytes + bytes_of([self.output])
 
     def __call__(self):
-        status = self.library.c.onepass_linear(self.handle(), *self.arguments)
+        status = self.entry(self.handle(), *self.arguments)
         if status != 0:
             self.library.check(status)
         return self.output
@@ -189,9 +218,10 @@ class LinearCall(Call):
 
 class HeadCall(Call):
     """The forward pass of a module with gemm, bn and scale (problems/linear_bn_softmax.py) in its mode, and with an
-    upstream gradient the backward pass to input, weight, bias, gamma, beta and scale: `gradients`, in this order."""
+    upstream gradient the backward pass to input, weight, bias, gamma, beta and scale: `gradients`, in this order. If
+    asked for, with a weight that is prepared here, once."""
 
-    def __init__(self, library, model, input, upstream=None, fp32_products=FP32_FULL):
+    def __init__(self, library, model, input, upstream=None, fp32_products=FP32_FULL, prepare=False):
         super().__init__(library, input.device, fp32_products)
         gemm, bn, train = model.gemm, model.bn, model.training
         weight, n = gemm.weight.detach(), gemm.weight.shape[0]
@@ -211,6 +241,10 @@ class HeadCall(Call):
         self.options, at = options, ctypes.addressof(options)
         x, w, out = self.address(input), self.address(weight), self.address(self.output)
         state = [self.address(tensor) for tensor in self.state]
+        prepared_bytes = 0
+        if prepare:
+            self.prepared, prepared_bytes = self.prepare(w)
+            options.prepared_weight = self.prepared.data_ptr()
         sizes = [lambda size: library.c.onepass_head_workspace_size(self.handle(), x, w, at, out, state[0], size)]
         if backward:
             sizes.append(lambda size: library.c.onepass_head_backward_workspace_size(self.handle(), x, w, at, size))
@@ -221,7 +255,7 @@ class HeadCall(Call):
         if backward:
             self.asked = HeadGradients(ctypes.sizeof(HeadGradients), *[self.address(made) for made in self.gradients])
             self.backward = (self.address(upstream), out, x, w) + tuple(state) + (at, ctypes.addressof(self.asked))
-        self.extra_bytes = needed + bytes_of([self.output] + self.state + self.gradients)
+        self.extra_bytes = needed + prepared_bytes + bytes_of([self.output] + self.state + self.gradients)
 
     def __call__(self):
         handle = self.handle()

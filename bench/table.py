@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
-"""Writes the tables of README.md between <!-- results --> and <!-- /results --> from the files in bench/results.
+"""Writes the tables of the documents from the files in bench/results: README.md's between <!-- results --> and
+<!-- /results -->, and docs/performance.md's of fp32 products between <!-- products --> and <!-- /products -->.
 
-  table.py --write README.md   puts them there
-  table.py --check README.md   exit 1 if what is there is not what would be written
-  table.py                     prints them
+  table.py --write   puts them there
+  table.py --check   exit 1 if what is there is not what would be written
+  table.py           prints them
 """
 import argparse
+import os
 import sys
 
 import evidence
-
-BEGIN, END = "<!-- results -->", "<!-- /results -->"
 
 # The rows by their ids, in words; ids that are not here are shown as they are, after these.
 WORDS = {
@@ -74,7 +74,9 @@ def size(value):
 def table(path, result):
     rows = {row["id"]: row for row in result["rows"]}
     order = [name for name in WORDS if name in rows] + [name for name in rows if name not in WORDS]
-    has_products = any("operator" in row for row in result["rows"])
+    floor = "; of P2 and linear, the matrix products alone" if any("operator" in row for row in result["rows"]) else ""
+    if any("fp16" in row.get("floor", "") for row in result["rows"]):
+        floor += ", for one in fp32 three of fp16 operands"
     columns = ["work", "onepass", "in PyTorch", "floor", "eager", "torch.compile", "error", "eager's error", "memory",
                "eager's memory"]
     lines = [
@@ -82,7 +84,7 @@ def table(path, result):
         " and nothing else%s. In PyTorch: through onepass.torch, autograd included. Error: relative, against float64."
         " Memory: beyond the inputs, a gradient included." % (
             result["device"], result["driver"], result.get("torch", "not there"), result["date"], path,
-            "; of P2 and linear, the matrix products alone" if has_products else ""),
+            floor),
         "",
         "| " + " | ".join(columns) + " |",
         "|---" * len(columns) + "|",
@@ -97,43 +99,118 @@ def table(path, result):
             error(eager.get("error")), size(row.get("extra_bytes")), size(eager.get("extra_bytes"))))
     if any("graph" in row.get("protocol", "") for row in result["rows"]):
         lines += ["", "\\* one call within a CUDA graph of many, warm cache; all others: cold cache."]
-    return "\n".join(lines)
+    return "\n".join(lines + ways_table([rows[name] for name in order]))
 
 
-def tables():
-    found = evidence.results()
+def ways_table(rows):
+    """Lines: the rows that were measured with other ways to make their fp32 products, too; none if there are none."""
+    rows = [row for row in rows if "vendor" in row["rivals"]]
+    if not rows:
+        return []
+    columns = ["work", "onepass", "weight prepared", "cuBLAS fp32", "error", "cuBLAS's error"]
+    lines = ["", "fp32 products on tensor cores: the library's default, the same with the weight prepared once for many"
+             " calls, and the same with cuBLAS's fp32 products.", "", "| " + " | ".join(columns) + " |",
+             "|---" * len(columns) + "|"]
+    for row in rows:
+        prepared, vendor = row["rivals"].get("prepared", {}), row["rivals"]["vendor"]
+        lines.append("| %s | **%s** | %s | %s | %s | %s |" % (
+            WORDS.get(row["id"], row["id"]), milliseconds(row["ms"]), milliseconds(prepared.get("ms")),
+            milliseconds(vendor.get("ms")), error(row.get("error")), error(vendor.get("error"))))
+    return lines
+
+
+def tables(found):
     if not found:
         return "No GPU has been measured yet: `./dev gpu` does it."
     return "\n\n".join(table(path, result) for path, result in found)
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--write", metavar="FILE")
-    parser.add_argument("--check", metavar="FILE")
-    arguments = parser.parse_args()
-    made = tables()
-    path = arguments.write or arguments.check
-    if not path:
-        print(made)
-        return 0
+# ---- products --------------------------------------------------------------------------------------------------------
+
+CHOICES = {"vendor": "cuBLAS", "split": "split"}
+
+
+def choice(entry):
+    """Which way the library takes; if that was the slower one, by how much; or why there is no answer."""
+    if "failed" in entry:
+        return "failed: " + entry["failed"].replace("|", "/")
+    name = CHOICES.get(entry["chosen"], entry["chosen"])
+    return name + ", slower by %.0f%%" % (100 * entry["slower_by"]) if "slower_by" in entry else name
+
+
+def product_table(path, result):
+    columns = ["m x n x k", "cuBLAS", "split", "prepared", "chosen", "cuBLAS's error", "split's error"]
+    entries = result["products"]
+    late = sum("slower_by" in entry for entry in entries)
+    lines = [
+        "%s, driver %s, %s (`%s`). Milliseconds, median; cold cache. Of %d shapes the way chosen took over 10%% longer"
+        " than the other for %s." % (result["device"], result["driver"], result["date"], path, len(entries),
+                                     late or "none"),
+        "",
+        "| " + " | ".join(columns) + " |",
+        "|---" * len(columns) + "|",
+    ]
+    for entry in entries:
+        lines.append("| %s | %s | %s | %s | %s | %s | %s |" % (
+            " x ".join("%d" % extent for extent in entry["shape"]), milliseconds(entry.get("vendor_ms")),
+            milliseconds(entry.get("split_ms")), milliseconds(entry.get("prepared_ms")), choice(entry),
+            error(entry.get("vendor_error")), error(entry.get("split_error"))))
+    return "\n".join(lines)
+
+
+def product_tables(found):
+    found = [(path, result) for path, result in found if result.get("products")]
+    if not found:
+        return "No GPU's products have been measured yet: `./dev gpu` does it."
+    return "\n\n".join(product_table(path, result) for path, result in found)
+
+
+# ---- the documents ---------------------------------------------------------------------------------------------------
+
+# document, name of its section, who makes it of the results
+SECTIONS = (("README.md", "results", tables), ("docs/performance.md", "products", product_tables))
+
+
+def with_section(text, name, made):
+    """The text with `made` between the section's two marks; None if they are not there once each, in this order."""
+    begin, end = "<!-- %s -->" % name, "<!-- /%s -->" % name
+    if text.count(begin) != 1 or text.count(end) != 1 or text.index(begin) > text.index(end):
+        return None
+    before, rest = text.split(begin)
+    return before + begin + "\n" + made + "\n" + end + rest.split(end)[1]
+
+
+def put(root, document, name, made, check):
+    """Writes or checks one section; 0, or 1 having said what is wrong."""
+    path = os.path.join(root, document)
     with open(path, encoding="utf-8") as file:
         text = file.read()
-    if text.count(BEGIN) != 1 or text.count(END) != 1 or text.index(BEGIN) > text.index(END):
-        print("%s: it must hold %s and %s once each, in this order" % (path, BEGIN, END))
+    wanted = with_section(text, name, made)
+    if wanted is None:
+        print("%s: it must hold <!-- %s --> and <!-- /%s --> once each, in this order" % (document, name, name))
         return 1
-    before, rest = text.split(BEGIN)
-    after = rest.split(END)[1]
-    wanted = before + BEGIN + "\n" + made + "\n" + END + after
-    if arguments.check:
-        if text != wanted:
-            print("%s: the results are not what bench/results says; ./dev table writes them anew" % path)
-            return 1
-        print("%s: the results are those of bench/results" % path)
-        return 0
-    with open(path, "w", encoding="utf-8") as file:
-        file.write(wanted)
+    if not check:
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(wanted)
+    elif text != wanted:
+        print("%s: the %s are not what bench/results says; ./dev table writes them anew" % (document, name))
+        return 1
+    else:
+        print("%s: the %s are those of bench/results" % (document, name))
     return 0
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("--write", action="store_true")
+    parser.add_argument("--check", action="store_true")
+    arguments = parser.parse_args()
+    found = evidence.results()
+    if not arguments.write and not arguments.check:
+        print("\n\n".join(make(found) for _, _, make in SECTIONS))
+        return 0
+    return max([put(evidence.ROOT, document, name, make(found), not arguments.write)
+                for document, name, make in SECTIONS])
 
 
 if __name__ == "__main__":
