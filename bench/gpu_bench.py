@@ -334,7 +334,7 @@ def read_logs(directory):
             status = int(file.read())
         checks = re.search(r"(\d+) checks, (\d+) failed", text)
         errors = re.search(r"ERROR SUMMARY: (\d+) error|RACECHECK SUMMARY: (\d+) hazard", text)
-        sanitizer = name[:-4] in ("memcheck", "initcheck", "racecheck", "synccheck")
+        sanitizer = name[:-4] in ("memcheck", "memcheck_split", "initcheck", "racecheck", "synccheck")
         passed = int(checks.group(1)) - int(checks.group(2)) if checks else 0
         failed = int(checks.group(2)) if checks else 0
         if sanitizer:  # one check of its own: the same tests have been counted already
