@@ -318,13 +318,18 @@ static void test_configurations(void)
     CHECK(cuda_tickets_are_zero(handle), "new tickets are not 0");
     onepass_destroy(handle);
     size_t before, after, total;
+    int kept = 1;
     for (int i = 0; i < 100; i++)
         onepass_destroy(cuda_handle(NULL));
-    MUST(cuda_driver()->cuMemGetInfo(&before, &total));
-    for (int i = 0; i < 1000; i++)
-        onepass_destroy(cuda_handle(NULL));
-    MUST(cuda_driver()->cuMemGetInfo(&after, &total));
-    CHECK(after + (1u << 20) >= before, "a thousand handles kept %zu bytes", before - after);
+    /* what is free is also what other programs leave free: handles that keep memory do so every time */
+    for (int attempt = 0; kept && attempt < 20; attempt++) {
+        MUST(cuda_driver()->cuMemGetInfo(&before, &total));
+        for (int i = 0; i < 1000; i++)
+            onepass_destroy(cuda_handle(NULL));
+        MUST(cuda_driver()->cuMemGetInfo(&after, &total));
+        kept = after + (1u << 20) < before;
+    }
+    CHECK(!kept, "a thousand handles kept %zu bytes", before - after);
 }
 
 static void test_refusals(void)
