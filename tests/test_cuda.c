@@ -317,7 +317,7 @@ static void test_configurations(void)
           "the device is not described");
     CHECK(cuda_tickets_are_zero(handle), "new tickets are not 0");
     onepass_destroy(handle);
-    size_t before, after, total;
+    size_t before = 0, after = 0, total;
     int kept = 1;
     for (int i = 0; i < 100; i++)
         onepass_destroy(cuda_handle(NULL));
