@@ -32,7 +32,7 @@ class Commands(test_tool_head.LayerTest):
         self.layer()
         for arguments in (("linear", "x.npy", "w.npy", "-o", "y.npy"),
                           ("head", "x.npy", "--weight", "w.npy", "--train", "-o", "y.npy")):
-            for products in ("full", "tf32") + (() if STANDIN else ("split",)):  # which has no kernels for it
+            for products in ("full", "tf32", "vendor") + (() if STANDIN else ("split",)):  # which has no kernels for it
                 answer = json.loads(self.good(*arguments, "--json", "--fp32-products", products))
                 self.assertEqual((answer["device"], answer["isa"], answer["threads"]), ("cuda", "cuda", 0))
                 self.assertEqual((answer["fp32_products"], answer["written"]), (products, ["y.npy"]))
@@ -42,6 +42,10 @@ class Commands(test_tool_head.LayerTest):
     def test_info(self):
         answer = json.loads(self.good("info", "--device", "cuda", "--json"))
         self.assertTrue(answer["devices"][1]["usable"])
+        if STANDIN:  # it has no copy engine
+            self.assertEqual(answer["devices"][1]["fp32_products"], "cuBLAS")
+        else:
+            self.assertIn("cuBLAS", answer["devices"][1]["fp32_products"])
         none = json.loads(self.good("info", "--device", "cuda", "--json",
                                     env=dict(os.environ, ONEPASS_CUBLASLT="none")))
         self.assertIsNone(none["cublaslt"])
