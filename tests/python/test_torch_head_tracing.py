@@ -352,10 +352,11 @@ def test_opcheck_linear(grad, dtype):
     for shape in ((6, 8), (2, 3, 8), (0, 8)):
         x, weight, bias = [torch.randn(size, generator=generator).to(dtype).requires_grad_(grad)
                            for size in (shape, (5, 8), (5,))]
-        for b in (bias, None):
-            opcheck(torch.ops.onepass.linear.default, (x, weight, b))
+        for arguments in ((bias,), (None,), (bias, True)):
+            opcheck(torch.ops.onepass.linear.default, (x, weight, *arguments))
         upstream = torch.randn(shape[:-1] + (5,), generator=generator).to(dtype)
-        for arguments in ((x, weight, True), (None, weight, False), (x, None, False), (None, None, True)):
+        for arguments in ((x, weight, True), (None, weight, False), (x, None, False), (None, None, True),
+                          (x, weight, True, True)):
             arguments = [a.detach() if isinstance(a, torch.Tensor) else a for a in arguments]
             opcheck(torch.ops.onepass.linear_backward.default, (upstream, *arguments))
 
@@ -374,7 +375,7 @@ def test_opcheck_head(grad, training):
             for inputs in (tensors, few):
                 for state in ((mean, var, count if training else None), (None,) * 3):
                     if (training or state[0] is not None) and (momentum is not None or state[2] is not None):
-                        arguments = (*inputs, *state, training, momentum, 1e-5, torch.float64)
+                        arguments = (*inputs, *state, training, momentum, 1e-5, torch.float64, inputs is few)
                         opcheck(torch.ops.onepass.head.default, arguments)
                         arguments = [a.detach() if isinstance(a, torch.Tensor) else a for a in arguments]
                         opcheck(torch.ops.onepass.head_kept.default, arguments)
@@ -392,6 +393,7 @@ def test_opcheck_head_backward(training):
         needs = [bool(asked >> i & 1) for i in range(6)]
         inputs = (x if needs[1] else None, weight if needs[0] else None, bias, gamma, beta, scale)
         opcheck(torch.ops.onepass.head_backward.default, (upstream, *made[:4], *inputs, training, needs))
+    opcheck(torch.ops.onepass.head_backward.default, (upstream, *made[:4], *inputs, training, needs, True))
 
 
 # ---- fake and meta tensors, modes ------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """onepass.torch.linear beside torch.nn.functional.linear: every type, shape and layout, derivatives of two orders, and
 whoever must see the call. Errors are against float64; PyTorch's own is the limit."""
 
+import contextlib
 import inspect
 import math
 import os
@@ -14,7 +15,7 @@ import torch_samples as samples
 from torch_samples import DTYPES, F, needs_compile, needs_cuda, needs_func, torch
 
 import onepass.torch
-from onepass import library
+from onepass import _native, fp32, library
 from onepass.torch import matrices
 
 SHAPES = [((5, 7), 3), ((2, 3, 4), 6), ((9,), 4), ((1, 1), 1), ((70, 33), 65), ((0, 4), 3), ((3, 0), 2), ((2, 0, 4), 3)]
@@ -63,7 +64,9 @@ def calls(monkeypatch):
 
 
 def test_signature():
-    assert list(inspect.signature(onepass.torch.linear).parameters) == ["input", "weight", "bias"]
+    parameters = inspect.signature(onepass.torch.linear).parameters
+    assert list(parameters) == ["input", "weight", "bias", "exact_fp32"]
+    assert parameters["exact_fp32"].kind is inspect.Parameter.KEYWORD_ONLY and parameters["exact_fp32"].default is False
 
 
 @pytest.mark.parametrize("bias", [True, False])
@@ -242,17 +245,162 @@ def test_symbolic_trace():
     check(results(traced, tensors), results(lambda *a: F.linear(*a) * 2, tensors), 1e-13)
 
 
-def test_tf32_is_pytorchs_to_allow():
-    """Never on the CPU, whatever the setting."""
-    assert matrices.products(torch.ones(1)) == library._native.FP32_FULL
+# ---- how float32 is multiplied on CUDA -------------------------------------------------------------------------------
+
+
+class OnCuda:
+    """What matrices.products looks at, of a tensor that this machine may not have."""
+
+    def __init__(self, dtype, is_cuda=True):
+        self.dtype, self.is_cuda = dtype, is_cuda
+
+
+@contextlib.contextmanager
+def tf32(allowed):
     before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = allowed
     try:
-        for allowed in (False, True):
-            torch.backends.cuda.matmul.allow_tf32 = allowed
-            assert matrices._allows_tf32() is allowed
-            assert matrices.products(torch.ones(1)) == library._native.FP32_FULL
+        yield
     finally:
         torch.backends.cuda.matmul.allow_tf32 = before
+
+
+@pytest.mark.parametrize("wanted", [_native.FP32_FULL, _native.FP32_SPLIT, _native.FP32_VENDOR])
+def test_tf32_is_pytorchs_to_allow(wanted, monkeypatch):
+    """Never on the CPU, never with exact_fp32, whatever the setting."""
+    monkeypatch.setattr(matrices, "_FP32", wanted)
+    assert len({_native.FP32_FULL, _native.FP32_TF32, _native.FP32_SPLIT, _native.FP32_VENDOR}) == 4
+    for allowed in (False, True):
+        with tf32(allowed):
+            assert fp32.allows_tf32() is allowed
+            assert matrices.products(OnCuda(torch.float32)) == (_native.FP32_TF32 if allowed else wanted)
+            assert matrices.products(OnCuda(torch.float32), exact_fp32=True) == _native.FP32_VENDOR
+            for exact in (False, True):
+                assert matrices.products(torch.ones(1), exact) == _native.FP32_FULL
+                for dtype in (torch.float16, torch.bfloat16, torch.float64):
+                    assert matrices.products(OnCuda(dtype), exact) == _native.FP32_FULL
+
+
+@pytest.fixture
+def asked(calls, monkeypatch):
+    """What the library was told of products: (function, products) of its calls since this was asked last. Tensors are
+    taken for CUDA's; on the CPU the library does not look at it."""
+    products = matrices.products
+    monkeypatch.setattr(matrices, "products", lambda tensor, *exact: products(OnCuda(tensor.dtype), *exact))
+    monkeypatch.setattr(matrices, "_FP32", _native.FP32_SPLIT)
+
+    def ask():
+        found = [(name, arguments[4 if name == "linear" else 6]) for name, arguments in calls]
+        calls.clear()
+        return found
+    with tf32(False):
+        yield ask
+
+
+def exact_fp32(*tensors):
+    return onepass.torch.linear(*tensors, exact_fp32=True)
+
+
+VENDOR_TWICE = [("linear", _native.FP32_VENDOR), ("linear_backward", _native.FP32_VENDOR)]
+SPLIT_TWICE = [("linear", _native.FP32_SPLIT), ("linear_backward", _native.FP32_SPLIT)]
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_exact_fp32(bias, asked):
+    """It reaches forward and backward, and changes nothing on the CPU."""
+    tensors = draw(samples.random("exact_fp32 %s" % bias), (6, 8), 5, torch.float32, bias)
+    found = results(exact_fp32, tensors)
+    assert asked() == VENDOR_TWICE
+    expected = results(onepass.torch.linear, tensors)
+    assert asked() == SPLIT_TWICE
+    assert all(torch.equal(a, b) for a, b in zip(found, expected)) and len(found) == len(expected)
+    with torch.no_grad():
+        exact_fp32(*tensors)
+    assert asked() == VENDOR_TWICE[:1]
+    with tf32(True):
+        results(exact_fp32, tensors)
+        assert asked() == VENDOR_TWICE
+        results(onepass.torch.linear, tensors)
+        assert asked() == [("linear", _native.FP32_TF32), ("linear_backward", _native.FP32_TF32)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16], ids=str)
+def test_exact_fp32_is_for_float32(dtype, asked):
+    tensors = draw(samples.random("exact_fp32 %s" % dtype), (6, 8), 5, dtype)
+    found, expected = results(exact_fp32, tensors), results(onepass.torch.linear, tensors)
+    assert asked() == 2 * [("linear", _native.FP32_FULL), ("linear_backward", _native.FP32_FULL)]
+    assert all(torch.equal(a, b) for a, b in zip(found, expected))
+
+
+def test_exact_fp32_with_autocast(asked):
+    """Halves are multiplied as halves; what autocast leaves alone is float32."""
+    tensors = draw(samples.random("exact_fp32 autocast"), (6, 8), 5, torch.float32)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        output = exact_fp32(*tensors)
+        expected = onepass.torch.linear(*tensors)
+    assert output.dtype is torch.bfloat16 and torch.equal(output, expected)
+    assert asked() == 2 * [("linear", _native.FP32_FULL)]
+    with torch.autocast("cpu", enabled=False):
+        exact_fp32(*tensors)
+    assert asked() == VENDOR_TWICE[:1]
+
+
+@needs_compile
+def test_exact_fp32_compiled(asked):
+    tensors = draw(samples.random("exact_fp32 compile"), (6, 8), 5, torch.float32)
+    expected = results(onepass.torch.linear, tensors)
+    asked()
+    for function, told in ((exact_fp32, VENDOR_TWICE), (onepass.torch.linear, SPLIT_TWICE)):
+        found = results(torch.compile(function, fullgraph=True, backend="aot_eager"), tensors)
+        assert asked() == told
+        assert all(torch.equal(a, b) for a, b in zip(found, expected))
+
+
+@needs_compile
+def test_exact_fp32_of_the_operators(asked):
+    """What an exported graph holds, with the argument and, as in graphs that were made without it, without."""
+    tensors = draw(samples.random("exact_fp32 operators"), (6, 8), 5, torch.float32)
+    for arguments, told in (((True,), VENDOR_TWICE), ((False,), SPLIT_TWICE), ((), SPLIT_TWICE)):
+        results(lambda *t: torch.ops.onepass.linear(*t, *arguments), tensors)
+        assert asked() == told
+        input, weight, _ = [tensor.detach() for tensor in tensors]
+        torch.ops.onepass.linear_backward(torch.ones(6, 5), input, weight, True, *arguments)
+        assert asked() == told[1:]
+
+
+@pytest.mark.skipif(samples.VERSION < (2, 4), reason="PyTorch %d.%d does not export it whole" % samples.VERSION)
+def test_exact_fp32_exported(asked):
+    class Layer(torch.nn.Linear):
+        def forward(self, input):
+            return onepass.torch.linear(input, self.weight, self.bias, exact_fp32=True)
+    program = torch.export.export(Layer(8, 5), (torch.ones(6, 8),)).module()
+    asked()
+    program(torch.ones(6, 8))
+    assert asked() == VENDOR_TWICE[:1]
+
+
+def test_exact_fp32_in_pytorchs_own_ways():
+    """Classes of tensors, a symbolic trace and, since 2.1, torch.func take the keyword along."""
+    import torch.fx
+    tensors = draw(samples.random("exact_fp32 others"), (6, 8), 5)
+    expected = F.linear(*tensors)
+
+    class Other(torch.Tensor):
+        keywords = []
+
+        @classmethod
+        def __torch_function__(cls, function, types, args=(), kwargs=None):
+            if function is onepass.torch.linear:
+                cls.keywords.append(kwargs)
+            return super().__torch_function__(function, types, args, kwargs)
+    assert off(exact_fp32(tensors[0].as_subclass(Other), *tensors[1:]).as_subclass(torch.Tensor), expected) <= 1e-13
+    assert Other.keywords[0] == {"exact_fp32": True}
+    traced = torch.fx.symbolic_trace(lambda x, w, b: onepass.torch.linear(x, w, b, exact_fp32=True))
+    assert [node.kwargs for node in traced.graph.nodes if node.op == "call_function"] == [{"exact_fp32": True}]
+    assert off(traced(*tensors), expected) <= 1e-13
+    if samples.VERSION >= (2, 1):
+        found = torch.func.vmap(exact_fp32, in_dims=(0, None, None))(*tensors)
+        assert off(found, expected) <= 1e-13
 
 
 def imported(products, program="from onepass.torch import matrices"):
@@ -264,11 +412,24 @@ def imported(products, program="from onepass.torch import matrices"):
 def test_products_from_the_environment():
     done = imported("exact")
     assert done.returncode != 0
-    assert "ValueError: $ONEPASS_FP32_PRODUCTS: 'exact'; it must be full or split" in done.stdout
-    for products in ("", "full", "split"):
-        done = imported(products, "import torch; from onepass.torch import linear; x = torch.ones(2, 3); "
-                                  "print(linear(x, x).tolist())")
-        assert done.stdout == "[[3.0, 3.0], [3.0, 3.0]]\n", done.stdout
+    assert "ValueError: $ONEPASS_FP32_PRODUCTS: 'exact'; it must be full, split or vendor" in done.stdout
+    for products, number in (("", _native.FP32_FULL), ("full", _native.FP32_FULL), ("split", _native.FP32_SPLIT),
+                             ("vendor", _native.FP32_VENDOR)):
+        done = imported(products, "import torch; from onepass.torch import linear, matrices; x = torch.ones(2, 3); "
+                                  "print(linear(x, x).tolist(), matrices._FP32)")
+        assert done.stdout == "[[3.0, 3.0], [3.0, 3.0]] %d\n" % number, done.stdout
+
+
+def test_the_setting_in_words(monkeypatch):
+    for name, words in (("", "full: as accurate as float32, by the library on tensor cores where that is faster"),
+                        ("split", "split: as accurate as float32"), ("vendor", "vendor: in float32, by cuBLAS"),
+                        ("most", "$ONEPASS_FP32_PRODUCTS: 'most'; it must be full, split or vendor")):
+        monkeypatch.setenv("ONEPASS_FP32_PRODUCTS", name)
+        with tf32(False):
+            assert fp32.description().startswith(words)
+    monkeypatch.delenv("ONEPASS_FP32_PRODUCTS")
+    with tf32(True):
+        assert fp32.description().startswith("tf32: PyTorch's setting allows it: operands are cut to 11 bits")
 
 
 # ---- CUDA ------------------------------------------------------------------------------------------------------------
@@ -294,18 +455,39 @@ print([off(a, b) < 3.5e-7 and off(a, b) < off(c, b) for a, b, c in zip(ours, exa
 
 
 @needs_cuda
+def test_exact_fp32_cuda(monkeypatch):
+    """Without tensor cores, gradients too: the same bits whatever PyTorch's setting and the environment say. Where the
+    library has its own product (Hopper) the default has other bits and less error."""
+    generator = samples.random("exact_fp32 cuda")
+    tensors = draw(generator, (1024, 2048), 2048, torch.float32, bias=False, device="cuda")
+    upstream = torch.randn(1024, 2048, generator=generator).cuda()
+    exact = results(F.linear, [samples.leaf(tensor.double()) for tensor in tensors], upstream)
+    monkeypatch.setattr(matrices, "_FP32", _native.FP32_FULL)
+    with tf32(False):
+        default, plain = results(onepass.torch.linear, tensors, upstream), results(exact_fp32, tensors, upstream)
+        theirs = results(F.linear, tensors, upstream)
+    for wanted in (_native.FP32_FULL, _native.FP32_SPLIT, _native.FP32_VENDOR):
+        monkeypatch.setattr(matrices, "_FP32", wanted)
+        with tf32(True):
+            assert all(torch.equal(a, b) for a, b in zip(results(exact_fp32, tensors, upstream), plain))
+    errors = [[off(a, b) for a, b in zip(found, exact)] for found in (default, plain, theirs)]
+    print("default, exact_fp32, F.linear:", errors)
+    assert all(error <= 1.25 * of_theirs for error, of_theirs in zip(errors[1], errors[2])), errors
+    hopper = torch.cuda.get_device_capability()[0] == 9
+    assert [torch.equal(a, b) for a, b in zip(default, plain)] == 3 * [not hopper]
+    if hopper:
+        assert all(ours < others for ours, others in zip(errors[0], errors[1])), errors
+
+
+@needs_cuda
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_types_cuda(dtype):
     generator = samples.random("cuda %s" % dtype)
     tensors = draw(generator, (128, 512), 192, dtype, device="cuda")
     upstream = torch.randn(128, 192, generator=generator, dtype=torch.float64).to(device="cuda", dtype=dtype)
     exact = results(F.linear, [samples.leaf(tensor.double()) for tensor in tensors], upstream)
-    before = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = False
-    try:
+    with tf32(False):
         found, theirs = results(onepass.torch.linear, tensors, upstream), results(F.linear, tensors, upstream)
-    finally:
-        torch.backends.cuda.matmul.allow_tf32 = before
     for tensor, expected, error in zip(found, exact, [off(a, b) for a, b in zip(theirs, exact)]):
         assert tensor.dtype is dtype
         least = 1e-14 if dtype is torch.float64 else torch.finfo(dtype).eps / 2
@@ -317,14 +499,10 @@ def test_tf32_cuda():
     """Allowed, operands have 11 bits; not allowed, 24."""
     tensors = draw(samples.random("tf32 cuda"), (256, 512), 256, torch.float32, bias=False, device="cuda")
     exact = F.linear(*[tensor.double() for tensor in tensors])
-    before = torch.backends.cuda.matmul.allow_tf32
-    try:
-        torch.backends.cuda.matmul.allow_tf32 = False
+    with tf32(False):
         assert off(onepass.torch.linear(*tensors), exact) <= 2e-6
-        torch.backends.cuda.matmul.allow_tf32 = True
-        assert off(onepass.torch.linear(*tensors), exact) <= 2e-3
-    finally:
-        torch.backends.cuda.matmul.allow_tf32 = before
+    with tf32(True):
+        assert 1e-5 <= off(onepass.torch.linear(*tensors), exact) <= 2e-3
 
 
 @needs_cuda

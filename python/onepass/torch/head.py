@@ -62,7 +62,7 @@ def _output_dtype(input, scale, autocast):
 
 
 def linear_batch_norm_softmax(input, weight, bias, running_mean, running_var, gamma, beta, scale, training, momentum,
-                              eps, num_batches_tracked=None):
+                              eps, num_batches_tracked=None, *, exact_fp32=False):
     """softmax(scale * batch_norm(linear(input, weight, bias), ...), dim=1) as one operator.
 
     input [B, K], weight [N, K], bias [N] or None
@@ -73,6 +73,7 @@ def linear_batch_norm_softmax(input, weight, bias, running_mean, running_var, ga
     momentum                    None: cumulative average, by num_batches_tracked, which no host reads
     eps                         added to the variance
     num_batches_tracked         int64: incremented in place if training; None: nobody counts
+    exact_fp32                  float32 on CUDA, gradients included, without tensor cores: cuBLAS's own float32
 
     Gradients to input, weight, bias, gamma, beta and scale, of any order; that to the bias is exactly 0 with statistics
     of the batch, where adding a constant to a feature changes nothing. Everything up to the output is computed in
@@ -82,7 +83,7 @@ def linear_batch_norm_softmax(input, weight, bias, running_mean, running_var, ga
     if has_torch_function(tensors):
         return handle_torch_function(linear_batch_norm_softmax, tensors, input, weight, bias, running_mean, running_var,
                                      gamma, beta, scale, training, momentum, eps,
-                                     num_batches_tracked=num_batches_tracked)
+                                     num_batches_tracked=num_batches_tracked, exact_fp32=exact_fp32)
     options = (training, momentum, eps, num_batches_tracked)
     is_number = type(scale) in (float, int)
     if is_number:
@@ -101,7 +102,7 @@ def linear_batch_norm_softmax(input, weight, bias, running_mean, running_var, ga
     if momentum is None and (num_batches_tracked is None or running_mean is None):
         momentum = 0.0  # as nn.BatchNorm1d, which then updates nothing
     call = head_eager.Call(training, momentum, eps, running_mean, running_var,
-                           num_batches_tracked if training else None, _output_dtype(x, factor, autocast))
+                           num_batches_tracked if training else None, _output_dtype(x, factor, autocast), exact_fp32)
     return (head_eager if is_plain else head_traced).head(x, w, bias, gamma, beta, factor, call)
 
 
@@ -132,13 +133,13 @@ def _is_over_features(dimension, input):
     return dimension == 1 or (dimension == -1 and not has_torch_function((input,)) and input.dim() == 2)
 
 
-def linear_batch_norm_softmax_of(input, gemm, bn, scale, softmax):
+def linear_batch_norm_softmax_of(input, gemm, bn, scale, softmax, exact_fp32=False):
     """softmax(scale * bn(gemm(input))) of modules, by linear_batch_norm_softmax as long as they do what their classes
     say and nothing else; otherwise they are called as the modules they are.
 
-    gemm, bn   nn.Linear, nn.BatchNorm1d
-    scale      as in linear_batch_norm_softmax
-    softmax    nn.Softmax, or its dimension
+    gemm, bn            nn.Linear, nn.BatchNorm1d
+    scale, exact_fp32   as in linear_batch_norm_softmax
+    softmax             nn.Softmax, or its dimension
     """
     if (not (_is_stock(gemm, nn.Linear) and _is_stock(bn, nn.BatchNorm1d)) or any(_GLOBAL_HOOKS)
             or not _is_over_features(_dimension_of(softmax), input)):
@@ -151,7 +152,8 @@ def linear_batch_norm_softmax_of(input, gemm, bn, scale, softmax):
     counts = bn.training and bn.track_running_stats
     return linear_batch_norm_softmax(input, gemm.weight, gemm.bias, bn.running_mean if uses_running else None,
                                      bn.running_var if uses_running else None, bn.weight, bn.bias, scale, training,
-                                     bn.momentum, bn.eps, bn.num_batches_tracked if counts else None)
+                                     bn.momentum, bn.eps, bn.num_batches_tracked if counts else None,
+                                     exact_fp32=exact_fp32)
 
 
 class LinearBatchNormSoftmax(nn.Module):
@@ -163,12 +165,13 @@ class LinearBatchNormSoftmax(nn.Module):
     """
 
     def __init__(self, in_features, out_features, bn_eps=1e-5, bn_momentum=0.1, scale_shape=(1,), bias=True,
-                 affine=True, track_running_stats=True, *, device=None, dtype=None):
+                 affine=True, track_running_stats=True, *, device=None, dtype=None, exact_fp32=False):
         super().__init__()
         self.gemm = nn.Linear(in_features, out_features, bias=bias, device=device, dtype=dtype)
         self.bn = nn.BatchNorm1d(out_features, eps=bn_eps, momentum=bn_momentum, affine=affine,
                                  track_running_stats=track_running_stats, device=device, dtype=dtype)
         self.scale = nn.Parameter(torch.ones(scale_shape, device=device, dtype=dtype))
+        self.exact_fp32 = exact_fp32
 
     def forward(self, input):
-        return linear_batch_norm_softmax_of(input, self.gemm, self.bn, self.scale, 1)
+        return linear_batch_norm_softmax_of(input, self.gemm, self.bn, self.scale, 1, self.exact_fp32)

@@ -14,8 +14,8 @@ from onepass import _native, library
 from onepass.torch import eager, matrices
 
 # training: batch statistics; momentum: None is cumulative; running_mean, running_var, batches_tracked: updated if
-# training, or None; dtype: of the output.
-Call = namedtuple("Call", "training momentum eps running_mean running_var batches_tracked dtype")
+# training, or None; dtype: of the output; exact_fp32: linear's.
+Call = namedtuple("Call", "training momentum eps running_mean running_var batches_tracked dtype exact_fp32")
 
 
 def _statistics(training):
@@ -56,7 +56,7 @@ def forward(input, weight, bias, gamma, beta, scale, call, keep):
     momentum = call.momentum if call.training and not cumulative else 0.0
     library.head(input, weight, results[0], bias, gamma, beta, _flat(scale), call.running_mean, call.running_var,
                  call.batches_tracked, *results[1:], _statistics(call.training), cumulative, call.eps, momentum,
-                 matrices.products(input), eager.threads(), eager.workspace)
+                 matrices.products(input, call.exact_fp32), eager.threads(), eager.workspace)
     return results
 
 
@@ -72,7 +72,8 @@ def empty_gradients(upstream, input, weight, bias, gamma, beta, scale, needs):
                 for tensor, need in zip((bias, gamma, beta, scale), needs[2:])]
 
 
-def gradients(upstream, output, product, mean, rstd, input, weight, bias, gamma, beta, scale, training, needs):
+def gradients(upstream, output, product, mean, rstd, input, weight, bias, gamma, beta, scale, training, needs,
+              exact_fp32=False):
     """The same with their numbers. input may be None if no gradient to the weight is asked for, and the other way
     round."""
     made = empty_gradients(upstream, input, weight, bias, gamma, beta, scale, needs)
@@ -82,8 +83,8 @@ def gradients(upstream, output, product, mean, rstd, input, weight, bias, gamma,
     if weight is None:
         weight = matrices.stand_in(input, (product.shape[1], input.shape[1]))
     library.head_backward(upstream, output, input, weight, product, mean, rstd, bias, gamma, beta, _flat(scale),
-                          *made[:5], _flat(made[5]), _statistics(training), matrices.products(input), eager.threads(),
-                          eager.workspace)
+                          *made[:5], _flat(made[5]), _statistics(training), matrices.products(input, exact_fp32),
+                          eager.threads(), eager.workspace)
     return made
 
 
@@ -94,7 +95,7 @@ class Head(torch.autograd.Function):
     def forward(ctx, input, weight, bias, gamma, beta, scale, call):
         output, product, mean, rstd = forward(input, weight, bias, gamma, beta, scale, call, True)
         keep(ctx, input, weight, bias, gamma, beta, scale, output, product, mean, rstd)
-        ctx.training, ctx.eps = call.training, call.eps
+        ctx.training, ctx.eps, ctx.exact_fp32 = call.training, call.eps, call.exact_fp32
         return output, product
 
     @staticmethod
@@ -106,10 +107,10 @@ class Head(torch.autograd.Function):
                     or eager.is_batched(upstream))
         tensors = (upstream,) + saved[4:]
         if not in_torch and matrices.are_plain(tensors):
-            return tuple(gradients(upstream, *saved, ctx.training, needs)) + rest
+            return tuple(gradients(upstream, *saved, ctx.training, needs, ctx.exact_fp32)) + rest
         if in_torch or not matrices.are_traceable(tensors):
             return _gradients_in_torch(ctx, upstream, to_product, *saved, needs) + rest
-        made = torch.ops.onepass.head_backward(upstream, *saved, ctx.training, needs)
+        made = torch.ops.onepass.head_backward(upstream, *saved, ctx.training, needs, ctx.exact_fp32)
         return tuple(gradient if need else None for gradient, need in zip(made, needs)) + rest
 
 

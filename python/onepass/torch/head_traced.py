@@ -10,12 +10,13 @@ import torch
 from onepass.torch import eager, head_composite, head_eager, matrices, operators
 
 
-def _call(running_mean, running_var, batches_tracked, training, momentum, eps, dtype):
-    """The Call of an operator: statistics that it updates are copies."""
+def _call(running_mean, running_var, batches_tracked, training, momentum, eps, dtype, exact_fp32=False):
+    """The Call of an operator, whose last argument the dispatcher leaves out if it has its default. Statistics that it
+    updates are copies."""
     state = running_mean, running_var, batches_tracked
     if training:
         state = [None if tensor is None else tensor.clone(memory_format=torch.contiguous_format) for tensor in state]
-    return head_eager.Call(training, momentum, eps, *state, dtype)
+    return head_eager.Call(training, momentum, eps, *state, dtype, exact_fp32)
 
 
 def _updated(input, call):
@@ -56,9 +57,9 @@ def _head_backward(upstream, *arguments):
     return _all(upstream, head_eager.gradients(upstream, *arguments))
 
 
-def _head_backward_meta(upstream, output, product, mean, rstd, *inputs_training_needs):
-    *inputs, training, needs = inputs_training_needs
-    return _all(upstream, head_eager.empty_gradients(upstream, *inputs, needs))
+def _head_backward_meta(upstream, output, product, mean, rstd, input, weight, bias, gamma, beta, scale, training, needs,
+                        exact_fp32=False):
+    return _all(upstream, head_eager.empty_gradients(upstream, input, weight, bias, gamma, beta, scale, needs))
 
 
 # ---- autograd --------------------------------------------------------------------------------------------------------
@@ -71,7 +72,7 @@ class _Head(head_eager.Head):
     def forward(ctx, *arguments):
         output, product, mean, rstd, *updated = torch.ops.onepass.head_kept(*arguments)
         head_eager.keep(ctx, *arguments[:6], output, product, mean, rstd)
-        ctx.training, ctx.eps = arguments[9], arguments[11]
+        ctx.training, ctx.eps, ctx.exact_fp32 = arguments[9], arguments[11], len(arguments) > 13 and arguments[13]
         ctx.mark_non_differentiable(*updated)
         return (output, product, *updated)
 
@@ -103,20 +104,20 @@ def _head_autograd(*arguments):
 
 _ARGUMENTS = ("Tensor input, Tensor weight, Tensor? bias, Tensor? gamma, Tensor? beta, Tensor? scale, "
               "Tensor? running_mean, Tensor? running_var, Tensor? batches_tracked, bool training, float? momentum, "
-              "float eps, ScalarType dtype")
+              "float eps, ScalarType dtype, bool exact_fp32=False")
 operators.define("head(%s) -> (Tensor, Tensor, Tensor, Tensor)" % _ARGUMENTS, _head, _head_meta, _head_autograd)
 operators.define("head_kept(%s) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)" % _ARGUMENTS, _head_kept,
                  _head_kept_meta)
 operators.define("head_backward(Tensor upstream, Tensor output, Tensor product, Tensor mean, Tensor rstd, "
                  "Tensor? input, Tensor? weight, Tensor? bias, Tensor? gamma, Tensor? beta, Tensor? scale, "
-                 "bool training, bool[6] needs) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)", _head_backward,
-                 _head_backward_meta)
+                 "bool training, bool[6] needs, bool exact_fp32=False) -> "
+                 "(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)", _head_backward, _head_backward_meta)
 
 
 def head(input, weight, bias, gamma, beta, scale, call):
     state = call.running_mean, call.running_var, call.batches_tracked
     output, *updated = torch.ops.onepass.head(input, weight, bias, gamma, beta, scale, *state, call.training,
-                                              call.momentum, call.eps, call.dtype)
+                                              call.momentum, call.eps, call.dtype, call.exact_fp32)
     if call.training:
         for tensor, made in zip(state, updated):
             if tensor is not None:

@@ -28,15 +28,17 @@ def _autocast(*tensors):
             for tensor in tensors]
 
 
-def linear(input, weight, bias=None):
+def linear(input, weight, bias=None, *, exact_fp32=False):
     """torch.nn.functional.linear: input weight^T + bias, with input [..., K], weight [N, K], bias [N].
 
+    exact_fp32   float32 on CUDA, gradients included, without tensor cores: cuBLAS's own float32
+
     In float32 no digit of an operand is lost on any device, unless the program lets PyTorch use TF32
-    (torch.set_float32_matmul_precision, torch.backends.cuda.matmul). Half types are summed in float32. Gradients to all
-    three, of any order.
+    (torch.set_float32_matmul_precision, torch.backends.cuda.matmul) and exact_fp32 is not set. Half types are summed in
+    float32. Gradients to all three, of any order.
     """
     if has_torch_function((input, weight, bias)):
-        return handle_torch_function(linear, (input, weight, bias), input, weight, bias)
+        return handle_torch_function(linear, (input, weight, bias), input, weight, bias, exact_fp32=exact_fp32)
     is_plain = matrices.are_plain((input, weight, bias))
     if not is_plain and not matrices.are_traceable((input, weight, bias)):
         return F.linear(input, weight, bias)
@@ -45,5 +47,5 @@ def linear(input, weight, bias=None):
     if not _fits(input, weight, bias):
         return F.linear(input, weight, bias)
     if is_plain:
-        return linear_eager.linear(input, weight, bias)
-    return torch.ops.onepass.linear(input, weight, bias)
+        return linear_eager.linear(input, weight, bias, exact_fp32)
+    return torch.ops.onepass.linear(input, weight, bias, exact_fp32)

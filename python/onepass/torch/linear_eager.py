@@ -12,9 +12,9 @@ from onepass import library
 from onepass.torch import eager, matrices
 
 
-def product(input, weight, bias):
+def product(input, weight, bias, exact_fp32=False):
     output = input.new_empty(input.shape[:-1] + weight.shape[:1])
-    library.linear(input, weight, bias, output, matrices.products(input), eager.threads(), eager.workspace)
+    library.linear(input, weight, bias, output, matrices.products(input, exact_fp32), eager.threads(), eager.workspace)
     return output
 
 
@@ -27,7 +27,7 @@ def empty_gradients(upstream, input, weight, to_bias):
             upstream.new_empty((columns,)) if to_bias else None)
 
 
-def gradients(upstream, input, weight, to_bias):
+def gradients(upstream, input, weight, to_bias, exact_fp32=False):
     """The same with their numbers."""
     made = empty_gradients(upstream, input, weight, to_bias)
     depth = weight.shape[1:] if input is None and weight is not None else (1,) if input is None else input.shape[-1:]
@@ -35,8 +35,8 @@ def gradients(upstream, input, weight, to_bias):
         input = matrices.stand_in(upstream, upstream.shape[:-1] + depth)
     if weight is None:
         weight = matrices.stand_in(upstream, upstream.shape[-1:] + depth)
-    library.linear_backward(upstream, input, weight, made[0], made[1], made[2], matrices.products(upstream),
-                            eager.threads(), eager.workspace)
+    library.linear_backward(upstream, input, weight, made[0], made[1], made[2],
+                            matrices.products(upstream, exact_fp32), eager.threads(), eager.workspace)
     return made
 
 
@@ -51,34 +51,36 @@ def _gradients_in_torch(upstream, input, weight, to_bias):
 
 
 class Linear(torch.autograd.Function):
-    """linear(input, weight, bias)"""
+    """linear(input, weight, bias, exact_fp32)"""
 
     @staticmethod
-    def forward(ctx, input, weight, bias):
-        keep(ctx, input, weight)
-        return product(input, weight, bias)
+    def forward(ctx, input, weight, bias, exact_fp32):
+        keep(ctx, input, weight, exact_fp32)
+        return product(input, weight, bias, exact_fp32)
 
     @staticmethod
     def backward(ctx, upstream):
         input, weight = ctx.saved_tensors
         to_bias = ctx.needs_input_grad[2]
         if torch.is_grad_enabled() or eager.is_batched(upstream):
-            return _gradients_in_torch(upstream, input, weight, to_bias)
+            return _gradients_in_torch(upstream, input, weight, to_bias) + (None,)
         tensors = upstream, input, weight
         if matrices.are_plain(tensors):
-            return gradients(upstream, input, weight, to_bias)
+            return gradients(upstream, input, weight, to_bias, ctx.exact_fp32) + (None,)
         if not matrices.are_traceable(tensors):
-            return _gradients_in_torch(upstream, input, weight, to_bias)
-        made = torch.ops.onepass.linear_backward(upstream, input, weight, to_bias)
-        return (None if weight is None else made[0], None if input is None else made[1], made[2] if to_bias else None)
+            return _gradients_in_torch(upstream, input, weight, to_bias) + (None,)
+        made = torch.ops.onepass.linear_backward(upstream, input, weight, to_bias, ctx.exact_fp32)
+        return (None if weight is None else made[0], None if input is None else made[1], made[2] if to_bias else None,
+                None)
 
 
-def keep(ctx, input, weight):
+def keep(ctx, input, weight, exact_fp32):
     needs = ctx.needs_input_grad
+    ctx.exact_fp32 = exact_fp32
     ctx.save_for_backward(input if needs[1] else None, weight if needs[0] else None)
 
 
-def linear(input, weight, bias):
+def linear(input, weight, bias, exact_fp32):
     if matrices.wants_gradients(input, weight, bias):
-        return Linear.apply(input, weight, bias)
-    return product(input, weight, bias)
+        return Linear.apply(input, weight, bias, exact_fp32)
+    return product(input, weight, bias, exact_fp32)

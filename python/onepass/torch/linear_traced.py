@@ -6,46 +6,47 @@ import torch.nn.functional as F
 from onepass.torch import eager, linear_eager, matrices, operators
 
 
-def _linear_meta(input, weight, bias):
+def _linear_meta(input, weight, bias, exact_fp32=False):
     torch._check(input.shape[-1] == weight.shape[1],
                  lambda: "linear: weight: shape %s does not fit input %s; it must have as many columns" %
                  (list(weight.shape), list(input.shape)))
     return input.new_empty(input.shape[:-1] + weight.shape[:1])
 
 
-def _linear_below_autograd(input, weight, bias):
+def _linear_below_autograd(input, weight, bias, exact_fp32):
     with operators.below_autograd():
-        return torch.ops.onepass.linear(input, weight, bias)
+        return torch.ops.onepass.linear(input, weight, bias, exact_fp32)
 
 
 class _Linear(linear_eager.Linear):
     @staticmethod
-    def forward(ctx, input, weight, bias):
-        linear_eager.keep(ctx, input, weight)
-        return _linear_below_autograd(input, weight, bias)
+    def forward(ctx, input, weight, bias, exact_fp32):
+        linear_eager.keep(ctx, input, weight, exact_fp32)
+        return _linear_below_autograd(input, weight, bias, exact_fp32)
 
 
-def _linear_autograd(input, weight, bias):
+def _linear_autograd(input, weight, bias, exact_fp32=False):
     if matrices.wants_gradients(input, weight, bias):
         if eager.transforms():  # torch.func's, in a compiled graph: autograd's functions in an operator give it nothing
             return F.linear(input, weight, bias)
-        return _Linear.apply(input, weight, bias)
-    return _linear_below_autograd(input, weight, bias)
+        return _Linear.apply(input, weight, bias, exact_fp32)
+    return _linear_below_autograd(input, weight, bias, exact_fp32)
 
 
 def _all(upstream, gradients):
     return tuple(operators.not_asked_for(upstream) if gradient is None else gradient for gradient in gradients)
 
 
-def _linear_backward(upstream, input, weight, to_bias):
-    return _all(upstream, linear_eager.gradients(upstream, input, weight, to_bias))
+def _linear_backward(upstream, input, weight, to_bias, exact_fp32=False):
+    return _all(upstream, linear_eager.gradients(upstream, input, weight, to_bias, exact_fp32))
 
 
-def _linear_backward_meta(upstream, input, weight, to_bias):
+def _linear_backward_meta(upstream, input, weight, to_bias, exact_fp32=False):
     return _all(upstream, linear_eager.empty_gradients(upstream, input, weight, to_bias))
 
 
-operators.define("linear(Tensor input, Tensor weight, Tensor? bias) -> Tensor", linear_eager.product, _linear_meta,
-                 _linear_autograd)
-operators.define("linear_backward(Tensor upstream, Tensor? input, Tensor? weight, bool to_bias) -> "
-                 "(Tensor, Tensor, Tensor)", _linear_backward, _linear_backward_meta)
+# The dispatcher leaves out an argument that has its default.
+operators.define("linear(Tensor input, Tensor weight, Tensor? bias, bool exact_fp32=False) -> Tensor",
+                 linear_eager.product, _linear_meta, _linear_autograd)
+operators.define("linear_backward(Tensor upstream, Tensor? input, Tensor? weight, bool to_bias, "
+                 "bool exact_fp32=False) -> (Tensor, Tensor, Tensor)", _linear_backward, _linear_backward_meta)

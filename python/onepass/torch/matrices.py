@@ -5,12 +5,10 @@ dispatch mode sees an operator of the dispatcher. All others, torch.func, forwar
 and torch.utils.flop_counter, get PyTorch's own operations, whose rules they know.
 """
 
-import os
-
 import torch
 from torch.autograd import forward_ad
 
-from onepass import _native
+from onepass import _native, fp32
 from onepass.torch import eager
 
 HALF = (torch.float16, torch.bfloat16)
@@ -113,35 +111,14 @@ def no_autocast(tensor):
 
 # ---- products of float32 ---------------------------------------------------------------------------------------------
 
-_FULL = {"": _native.FP32_FULL, "full": _native.FP32_FULL, "split": _native.FP32_SPLIT}
-_wanted = os.environ.get("ONEPASS_FP32_PRODUCTS", "")
-if _wanted not in _FULL:
-    raise ValueError("$ONEPASS_FP32_PRODUCTS: %r; it must be full or split" % _wanted)
-
-_matmul = torch.backends.cuda.matmul
+_FP32 = {"full": _native.FP32_FULL, "split": _native.FP32_SPLIT, "vendor": _native.FP32_VENDOR}[fp32.wanted()]
 
 
-def _has_fp32_precision():
-    try:
-        return bool(_matmul.fp32_precision)
-    except (AttributeError, AssertionError):  # before 2.9
-        return False
-
-
-if _has_fp32_precision():  # the older name fails once somebody has used this one
-
-    def _allows_tf32():
-        return _matmul.fp32_precision == "tf32"
-
-else:
-
-    def _allows_tf32():
-        return _matmul.allow_tf32
-
-
-def products(tensor):
-    """How the library multiplies: TF32 if PyTorch would, with the program's own setting; otherwise as
-    $ONEPASS_FP32_PRODUCTS said when this was imported."""
-    if tensor.is_cuda and tensor.dtype is torch.float32:
-        return _native.FP32_TF32 if _allows_tf32() else _FULL[_wanted]
-    return _native.FP32_FULL
+def products(tensor, exact_fp32=False):
+    """How the library multiplies float32 on CUDA: exact_fp32, no tensor cores; else TF32 if PyTorch would, with the
+    program's own setting; else as $ONEPASS_FP32_PRODUCTS said when this was imported."""
+    if not tensor.is_cuda or tensor.dtype is not torch.float32:
+        return _native.FP32_FULL
+    if exact_fp32:
+        return _native.FP32_VENDOR
+    return _native.FP32_TF32 if fp32.allows_tf32() else _FP32
