@@ -210,7 +210,8 @@ def test_threads(module):
 
 
 def library_models(ours):
-    theirs = onepass.torch.LinearBatchNormSoftmax(ours.gemm.in_features, ours.gemm.out_features)
+    """With cuBLAS's products, which are the exported model's."""
+    theirs = onepass.torch.LinearBatchNormSoftmax(ours.gemm.in_features, ours.gemm.out_features, exact_fp32=True)
     theirs = theirs.to("cuda", ours.scale.dtype)
     theirs.load_state_dict(ours.state_dict())
     return theirs.train(ours.training)

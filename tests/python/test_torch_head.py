@@ -18,6 +18,7 @@ from head_samples import calls  # noqa: F401: a fixture
 from head_samples import CLOSE, Chain, Rounded, check, draw, functional, leaves, models, off, step
 from torch_samples import F, VERSION, needs_cuda, torch
 
+from onepass import _native
 from onepass.torch import LinearBatchNormSoftmax, linear_batch_norm_softmax
 
 nn = torch.nn
@@ -39,9 +40,9 @@ def scale_size(model, x, upstream):
 
 def test_signatures():
     names = "in_features out_features bn_eps bn_momentum scale_shape bias affine track_running_stats device dtype"
-    assert list(inspect.signature(LinearBatchNormSoftmax).parameters) == names.split()
+    assert list(inspect.signature(LinearBatchNormSoftmax).parameters) == names.split() + ["exact_fp32"]
     names = "input weight bias running_mean running_var gamma beta scale training momentum eps num_batches_tracked"
-    assert list(inspect.signature(linear_batch_norm_softmax).parameters) == names.split()
+    assert list(inspect.signature(linear_batch_norm_softmax).parameters) == names.split() + ["exact_fp32"]
 
 
 def test_same_seed_same_state(seed):
@@ -145,6 +146,31 @@ def check_errors(errors, dtype):
 @pytest.mark.parametrize("train", [True, False], ids=["train", "eval"])
 def test_types(train, dtype):
     check_errors(errors_beside_pytorch("types %s %s" % (train, dtype), dtype, train, 128, 200, 60), dtype)
+
+
+@pytest.mark.parametrize("way", ["eager", pytest.param("compiled", marks=samples.needs_whole_graphs)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("train", [True, False], ids=["train", "eval"])
+def test_exact_fp32(train, dtype, way, calls, monkeypatch):
+    """It reaches forward and backward, of float32 alone, and changes nothing on the CPU."""
+    generator = samples.random("exact_fp32 %s %s" % (train, dtype))
+    ours, _ = models(generator, 8, 5, dtype)
+    exact = LinearBatchNormSoftmax(8, 5, exact_fp32=True).to(dtype)
+    exact.load_state_dict(ours.state_dict())
+    x, upstream = draw(generator, 6, 8, dtype), draw(generator, 6, 5, dtype)
+    found = []
+    with samples.products_asked(calls, monkeypatch) as asked:
+        for model, told in ((ours.train(train), _native.FP32_SPLIT), (exact.train(train), _native.FP32_VENDOR)):
+            if way == "compiled":
+                torch._dynamo.reset()
+                model.forward = torch.compile(model.forward, fullgraph=True, backend="aot_eager")
+            found.append(step(model, x, upstream))
+            told = told if dtype is torch.float32 else _native.FP32_FULL
+            assert asked() == [("head", told), ("head_backward", told)]
+            with torch.no_grad():
+                model(x)
+            assert asked() == [("head", told)]
+    assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
 
 
 @pytest.mark.parametrize("momentum", [0.1, None])

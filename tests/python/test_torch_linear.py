@@ -1,7 +1,6 @@
 """onepass.torch.linear beside torch.nn.functional.linear: every type, shape and layout, derivatives of two orders, and
 whoever must see the call. Errors are against float64; PyTorch's own is the limit."""
 
-import contextlib
 import inspect
 import math
 import os
@@ -12,7 +11,7 @@ import threading
 import pytest
 
 import torch_samples as samples
-from torch_samples import DTYPES, F, needs_compile, needs_cuda, needs_func, torch
+from torch_samples import DTYPES, F, OnCuda, needs_compile, needs_cuda, needs_func, tf32, torch
 
 import onepass.torch
 from onepass import _native, fp32, library
@@ -248,23 +247,6 @@ def test_symbolic_trace():
 # ---- how float32 is multiplied on CUDA -------------------------------------------------------------------------------
 
 
-class OnCuda:
-    """What matrices.products looks at, of a tensor that this machine may not have."""
-
-    def __init__(self, dtype, is_cuda=True):
-        self.dtype, self.is_cuda = dtype, is_cuda
-
-
-@contextlib.contextmanager
-def tf32(allowed):
-    before = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = allowed
-    try:
-        yield
-    finally:
-        torch.backends.cuda.matmul.allow_tf32 = before
-
-
 @pytest.mark.parametrize("wanted", [_native.FP32_FULL, _native.FP32_SPLIT, _native.FP32_VENDOR])
 def test_tf32_is_pytorchs_to_allow(wanted, monkeypatch):
     """Never on the CPU, never with exact_fp32, whatever the setting."""
@@ -283,17 +265,8 @@ def test_tf32_is_pytorchs_to_allow(wanted, monkeypatch):
 
 @pytest.fixture
 def asked(calls, monkeypatch):
-    """What the library was told of products: (function, products) of its calls since this was asked last. Tensors are
-    taken for CUDA's; on the CPU the library does not look at it."""
-    products = matrices.products
-    monkeypatch.setattr(matrices, "products", lambda tensor, *exact: products(OnCuda(tensor.dtype), *exact))
-    monkeypatch.setattr(matrices, "_FP32", _native.FP32_SPLIT)
-
-    def ask():
-        found = [(name, arguments[4 if name == "linear" else 6]) for name, arguments in calls]
-        calls.clear()
-        return found
-    with tf32(False):
+    """What the library was told of products: see samples.products_asked."""
+    with samples.products_asked(calls, monkeypatch) as ask:
         yield ask
 
 
@@ -368,7 +341,7 @@ def test_exact_fp32_of_the_operators(asked):
         assert asked() == told[1:]
 
 
-@pytest.mark.skipif(samples.VERSION < (2, 4), reason="PyTorch %d.%d does not export it whole" % samples.VERSION)
+@samples.needs_whole_graphs
 def test_exact_fp32_exported(asked):
     class Layer(torch.nn.Linear):
         def forward(self, input):

@@ -19,6 +19,8 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 import torch.nn.functional as F  # noqa: E402
 
 import onepass.torch  # noqa: E402
+from onepass import _native  # noqa: E402
+from onepass.torch import matrices  # noqa: E402
 
 VERSION = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
 
@@ -30,6 +32,7 @@ except ImportError:
 needs_func = pytest.mark.skipif(VERSION < (2, 1), reason="PyTorch %d.%d has no torch.func that onepass uses" % VERSION)
 needs_compile = pytest.mark.skipif(VERSION < (2, 1),
                                    reason="PyTorch %d.%d has no torch.compile that onepass uses" % VERSION)
+needs_whole_graphs = pytest.mark.skipif(VERSION < (2, 4), reason="PyTorch %d.%d breaks the graph" % VERSION)
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 
 STRICT_IN_TORCH = VERSION >= (1, 13)  # PyTorch's own kl_div has the special values of strict semantics
@@ -51,6 +54,43 @@ def no_warnings():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
+
+
+# ---- how float32 is multiplied on CUDA -------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def tf32(allowed):
+    """PyTorch's setting."""
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = allowed
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
+
+
+class OnCuda:
+    """What matrices.products looks at, of a tensor that this machine may not have."""
+
+    def __init__(self, dtype):
+        self.dtype, self.is_cuda = dtype, True
+
+
+@contextlib.contextmanager
+def products_asked(calls, monkeypatch):
+    """A function: [(operator, products)] of the calls since it was asked last. calls: a list of (operator, arguments).
+    All tensors are taken for CUDA's, where the default is FP32_SPLIT; on the CPU the library does not look at it."""
+    products = matrices.products
+    monkeypatch.setattr(matrices, "products", lambda tensor, *exact: products(OnCuda(tensor.dtype), *exact))
+    monkeypatch.setattr(matrices, "_FP32", _native.FP32_SPLIT)
+
+    def ask():
+        found = [(name, arguments[-3]) for name, arguments in calls]
+        calls.clear()
+        return found
+    with tf32(False):
+        yield ask
 
 
 # ---- inputs ----------------------------------------------------------------------------------------------------------
