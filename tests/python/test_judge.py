@@ -4,6 +4,7 @@ tests/python/test_judge_cheats.py has the candidates that must be rejected.
 """
 
 import html.parser
+import importlib.util
 import json
 import os
 import pathlib
@@ -376,6 +377,25 @@ def test_the_guard_sees_a_replacement_and_its_end(monkeypatch):
     assert watch.replaced() == []
 
 
+# Once a newer name is set the older one cannot be read.
+newer_names = pytest.mark.skipif(not hasattr(torch.backends.cudnn, "conv"), reason="PyTorch %s has one name for it"
+                                 % torch.__version__)
+
+
+@pytest.mark.parametrize("setting, words", [
+    ("cuda.matmul.allow_tf32 = True", "TF32 in matrix products: True, was False"),
+    pytest.param("cuda.matmul.fp32_precision = 'tf32'", "TF32 in matrix products: True, was False", marks=newer_names),
+    ("cudnn.allow_tf32 = False", "torch.backends.cudnn.allow_tf32: False, was True"),
+    pytest.param("cudnn.conv.fp32_precision = 'ieee'",
+                 "torch.backends.cudnn.allow_tf32: set by another name, was True", marks=newer_names)])
+def test_the_guard_sees_tf32(setting, words):
+    program = "import torch; torch.backends.cuda.matmul.allow_tf32 = False; from onepass.judge.guard import Guard; " \
+              "watch = Guard(); torch.backends.%s; print(watch.changed_settings()[0])"
+    done = subprocess.run([sys.executable, "-c", program % setting], env=environment(), stdout=subprocess.PIPE,
+                          stderr=subprocess.STDOUT, universal_newlines=True)
+    assert done.stdout == words + "\n", done.stdout
+
+
 # ---- the command line ------------------------------------------------------------------------------------------------
 
 REFERENCE = """
@@ -666,6 +686,9 @@ def test_on_a_gpu(tool, tmp_path):
     status = {check["name"]: check["status"] for check in report["checks"]}
     assert status["timer"] == "pass" and status["late"] == "pass"
     assert report["times"]["forward"]["candidate"]["device"]["ms"] > 0
+    assert "\n  by CUDA events " in tool.printed.out
+    if importlib.util.find_spec("onepass._native"):
+        assert "\nfloat32    products of onepass are %s\n" % report["about"]["fp32_products"] in tool.printed.out
     assert report["memory"]["forward"]["candidate"] > 0
 
 

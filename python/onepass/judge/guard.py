@@ -13,6 +13,8 @@ import time
 import torch
 import torch.nn.functional
 
+from onepass import fp32
+
 TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 
 PLACES = [
@@ -33,6 +35,13 @@ def functions_of(place, private=False):
     return found
 
 
+def cudnn_tf32():
+    try:
+        return torch.backends.cudnn.allow_tf32
+    except RuntimeError:  # since 2.9: it cannot be read after a newer name was set
+        return "set by another name"
+
+
 def settings():
     """Switches of PyTorch that are the whole program's, not one model's."""
     return {
@@ -40,8 +49,8 @@ def settings():
         "torch.is_grad_enabled()": torch.is_grad_enabled(),
         "torch.get_num_threads()": torch.get_num_threads(),
         "torch.are_deterministic_algorithms_enabled()": torch.are_deterministic_algorithms_enabled(),
-        "torch.backends.cuda.matmul.allow_tf32": torch.backends.cuda.matmul.allow_tf32,
-        "torch.backends.cudnn.allow_tf32": torch.backends.cudnn.allow_tf32,
+        "TF32 in matrix products": fp32.allows_tf32(),
+        "torch.backends.cudnn.allow_tf32": cudnn_tf32(),
         "torch.backends.cudnn.benchmark": torch.backends.cudnn.benchmark,
     }
 

@@ -3,7 +3,7 @@
 import html
 
 from onepass.judge import plots
-from onepass.judge.report import CHECKS, WORDS, number, one_line
+from onepass.judge.report import CHECKS, WORDS, by_events, number, one_line
 
 STYLE = """
 :root { --paper: #ffffff; --panel: #f5f6f8; --ink: #1b1f24; --soft: #5b6570; --line: #d9dee4; --grid: #e6e9ee;
@@ -126,6 +126,7 @@ def facts(report):
     about = report.about
     rows = [("candidate", about.get("candidate")), ("reference", about.get("reference")),
             ("machine", about.get("machine")), ("device", about.get("device")), ("type", about.get("dtype")),
+            ("float32", about.get("fp32_products") and "products of onepass are " + about["fp32_products"]),
             ("size", about.get("size")), ("seed", about.get("seed")),
             ("versions", "PyTorch %s, Python %s" % (about.get("torch"), about.get("python"))),
             ("date", "%s, %.0f seconds" % (about.get("date"), about.get("seconds", 0)))]
@@ -159,10 +160,22 @@ def time_plot(report):
              LEGEND % ('<span><i style="background:var(--torch)"></i>reference under torch.compile</span>'
                        if any(times.get("compiled") for times in report.times.values()) else ""),
              tag("div", plots.bars(groups, " ms", "Time of a call", floor), class_="scroll"),
+             event_table(report),
              tag("h2", "Speed-up"),
              tag("p", "How many times as fast as the reference.", class_="soft"),
              tag("div", plots.bars(ratios, "×", "Speed-up", "as fast as the reference"), class_="scroll")]
     return "".join(parts)
+
+
+def event_table(report):
+    rows = [("", [(e(kind), "")] + [(e(words), "number") for words in by_events(times)])
+            for kind, times in report.times.items() if by_events(times)]
+    if not rows:
+        return ""
+    words = ("The same by CUDA events: the device's own time, without launches and the answer. It comes from the "
+             "process that ran the code, and is checked against the judge's clock.")
+    head = [("ms by CUDA events", 0), ("candidate", 1), ("reference", 1), ("speed-up", 1)]
+    return tag("p", words, class_="soft") + table("", head, rows, "Times by CUDA events")
 
 
 def memory_plot(report):

@@ -137,7 +137,10 @@ class Report:
         lines = []
         if self.about.get("candidate"):
             lines += ["candidate  %s" % self.about["candidate"], "reference  %s" % self.about["reference"],
-                      "on         %s" % self.about.get("machine", ""), ""]
+                      "on         %s" % self.about.get("machine", "")]
+            if self.about.get("fp32_products"):
+                lines.append("float32    products of onepass are %s" % self.about["fp32_products"])
+            lines.append("")
         width = max(map(len, CHECKS))
         for check in self.checks.values():
             if check.status == "skip" and check.text == "not reached":
@@ -178,6 +181,9 @@ class Report:
                 lines.append("%-24s %12s %12s %9s %9s" % (
                     kind, number(times["candidate"]["ms"]), number(times["reference"]["ms"]),
                     "%.2fx" % times["speedup"], "-" if floor is None else "%.0f%%" % (100 * floor)))
+                events = by_events(times)
+                if events:
+                    lines.append("%-24s %12s %12s %9s" % ("  by CUDA events", *events))
                 if times.get("compiled"):
                     lines.append("%-24s %12s %12s" % ("  torch.compile", "", number(times["compiled"]["ms"])))
             noisy = [kind for kind, times in self.times.items() if times.get("noisy")]
@@ -202,6 +208,14 @@ def number(value):
     if value == 0 or 1e-3 <= abs(value) < 1e5:
         return "%.4g" % value
     return "%.1e" % value
+
+
+def by_events(times):
+    """(candidate, reference, speed-up) by the device's own clock, in words; None where it was not asked."""
+    ours, theirs = (times[side].get("device") for side in ("candidate", "reference"))
+    if not ours or not theirs:
+        return None
+    return number(ours["ms"]), number(theirs["ms"]), "%.2fx" % (theirs["ms"] / ours["ms"]) if ours["ms"] else "-"
 
 
 def mebibytes(value):

@@ -16,6 +16,7 @@ import time
 
 import torch
 
+from onepass import fp32
 from onepass.judge import wire
 from onepass.judge.guard import Guard
 
@@ -586,6 +587,10 @@ class Runner:
         properties = torch.cuda.get_device_properties(self.device)
         return {"name": properties.name, "cache": getattr(properties, "L2_cache_size", None),
                 "free": torch.cuda.mem_get_info()[0] if hasattr(torch.cuda, "mem_get_info") else None}
+
+    def do_products(self):
+        """How onepass multiplies float32 matrices on CUDA with the settings of this process; None where it is not."""
+        return fp32.description() if importlib.util.find_spec("onepass._native") else None
 
     def do_guard(self):
         return {"replaced": self.guard.replaced(), "settings": self.guard.changed_settings()}

@@ -77,6 +77,8 @@ def judge_in(nursery, reference, candidate, options, report):
     except launch.Trouble as trouble:
         raise Unusable(trouble.reason)
     try:
+        if options.device.startswith("cuda"):  # asked before that process has run anybody's code
+            report.about["fp32_products"] = session.reference.ask("products")
         try_everything(session, os.path.abspath(reference), candidate and os.path.abspath(candidate), options, report)
         for name in ("protocol", "timeout", "crash"):
             report[name].passed("every answer came, in time and in form")
