@@ -445,7 +445,7 @@ def test_exact_fp32_cuda(monkeypatch):
             assert all(torch.equal(a, b) for a, b in zip(results(exact_fp32, tensors, upstream), plain))
     errors = [[off(a, b) for a, b in zip(found, exact)] for found in (default, plain, theirs)]
     print("default, exact_fp32, F.linear:", errors)
-    assert all(error <= 1.25 * of_theirs for error, of_theirs in zip(errors[1], errors[2])), errors
+    assert all(error <= 2 * of_theirs for error, of_theirs in zip(errors[1], errors[2])), errors
     hopper = torch.cuda.get_device_capability()[0] == 9
     assert [torch.equal(a, b) for a, b in zip(default, plain)] == 3 * [not hopper]
     if hopper:
