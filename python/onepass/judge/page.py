@@ -172,8 +172,8 @@ def event_table(report):
             for kind, times in report.times.items() if by_events(times)]
     if not rows:
         return ""
-    words = ("The same by CUDA events: the device's own time, without launches and the answer. It comes from the "
-             "process that ran the code, and is checked against the judge's clock.")
+    words = ("The same by CUDA events around each call: the device's own time. It comes from the process that ran the "
+             "code, and is checked against the judge's clock.")
     head = [("ms by CUDA events", 0), ("candidate", 1), ("reference", 1), ("speed-up", 1)]
     return tag("p", words, class_="soft") + table("", head, rows, "Times by CUDA events")
 
