@@ -22,8 +22,7 @@ import torch
 from onepass.judge import compare, guard, inputs, plots, wire
 from onepass.judge.__main__ import main
 from onepass.judge.launch import Died, Forged, Nursery, Raised, TimedOut
-from onepass.judge.report import CHECKS, Report
-from onepass.judge.timing import Kind, Timing, quantile, remembers
+from onepass.judge.report import CHECKS
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
@@ -717,69 +716,7 @@ def test_what_the_library_rewrites(tool, tmp_path, problem, dtype):
         assert status["eval"] == status["buffers"] == status["weights"] == status["steps"] == "pass"
 
 
-# ---- clocks and floors that this machine does not have ---------------------------------------------------------------
-
-
-class Stub:
-    """Stands for whatever is not asked about."""
-
-    def __init__(self, **values):
-        self.__dict__.update(values)
-
-
-def timing_of(**more):
-    """A Timing without processes."""
-    timing = Timing.__new__(Timing)
-    timing.report, timing.device = Report(), {"cache": None, "free": None}
-    timing.grads, timing.bases = [], ["x"]
-    timing.__dict__.update(more)
-    return timing
-
-
-@pytest.mark.parametrize("milliseconds, cache, status", [(0.2, None, "fail"), (0.5, None, "pass"),
-                                                         (0.5, 1 << 10, "fail"), (0.9, 1 << 10, "pass")])
-def test_impossible_speed_is_rejected(milliseconds, cache, status):
-    """A million bytes at a billion a second take 1 ms."""
-    reference = Stub(ask=lambda request, **more: {"floor": 1e9, "work": None}[request])
-    timing = timing_of(session=Stub(reference=reference), checks=Stub(state={}), needed_bytes=lambda: 10 ** 6,
-                       device={"cache": cache, "free": None})
-    kind = Kind("forward", True, False)
-    kind.bytes = 0
-    timing.floor(kind, {"candidate": {"ms": milliseconds}, "reference": {"ms": 3.0}})
-    assert timing.report["floor"].status == status
-
-
-@pytest.mark.parametrize("where, queueing, calls, cycles", [
-    ("cpu", 1e-3, 3, 0), ("cuda", 0.0, 3, 0), ("cuda", 1e-3, 5, 12000000), ("cuda", 1e-3, 1000, 100000000)])
-def test_windows_begin_behind_a_sleeping_gpu(where, queueing, calls, cycles):
-    """One that computes nothing as long as one that does: it is subtracted."""
-    asked = []
-    side = Stub(ask_timed=lambda request, **more: (asked.append((request, more)), (None, 0.1))[1])
-    timing = timing_of(where=where, queueing=queueing)
-    timing.both(Kind("forward", True, False), side, [[]] * calls, [])
-    assert [(request, more["null"], more["sleep"]) for request, more in asked] == [
-        ("window", False, cycles), ("window", True, cycles)]
-
-
-@pytest.mark.parametrize("milliseconds, status", [(1e-6, "fail"), (5.0, "fail"), (9.5, "pass"), (10.0, "pass")])
-def test_forged_events_are_found_out(milliseconds, status):
-    """Four calls take the judge's clock 40 ms; the worker's events claim something."""
-    timing = timing_of(session=Stub(candidate=None, reference=None), checks=Stub(weights=lambda names: []),
-                       prepare=lambda *arguments: None, patch=lambda: None, samples=lambda kind: [],
-                       both=lambda *arguments, **more: ({"events": [milliseconds] * 4}, 0.050, 0.010))
-    timing.events(Kind("forward", True, False), 4, {"candidate": {}, "reference": {}})
-    assert timing.report["timer"].status == status
-
-
-@pytest.mark.parametrize("candidate, reference, found", [
-    ((0.020, 0.004), (0.025, 0.024), True),
-    ((0.020, 0.018), (0.025, 0.024), False),
-    ((0.020, 0.004), (0.025, 0.008), None),       # the reference too: a disturbance
-    ((0.020, 0.004), (0.025, 0.100), None),
-    ((0.0006, 0.0002), (0.0006, 0.0006), False),  # too short to tell
-])
-def test_a_cache_shows_in_the_times(candidate, reference, found):
-    assert remembers(candidate, reference) is found
+# ---- the document, plots ---------------------------------------------------------------------------------------------
 
 
 def test_the_document_has_every_check_and_the_factor():
@@ -787,15 +724,6 @@ def test_the_document_has_every_check_and_the_factor():
     table = text.split("## Checks")[1].split("## Tolerance")[0]
     assert re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE) == list(CHECKS)
     assert "|c - x| <= %.0f max(E(x), ulp(x), smallest normal number)" % compare.FACTOR in text and compare.FLOOR == 1
-
-
-# ---- numbers and plots -----------------------------------------------------------------------------------------------
-
-
-def test_quantiles():
-    assert quantile([3.0, 1.0, 2.0], 0.5) == 2.0
-    assert quantile([1.0, 2.0], 0.5) == 1.5
-    assert quantile([4.0], 0.2) == 4.0
 
 
 @pytest.mark.parametrize("span, step", [(1.0, 0.2), (0.5, 0.1), (7.0, 2.0), (1300.0, 500.0), (2e-5, 5e-6)])
