@@ -67,9 +67,13 @@ def _kl_names():
 
 
 def _head_names():
-    sources = ["src/cuda/%s.cu" % name for name in ("head_any", "head_bf16", "head_f16", "head_f32", "product")]
+    sources = ["src/cuda/%s.cu" % name
+               for name in ("head_any", "head_bf16", "head_f16", "head_f32", "product", "split_planes")]
     headers = ["src/cuda/head_%s.cuh" % name for name in ("backward", "softmax", "stats")]
-    return _kernel_names(sources + headers, "".join(gather.read(path) for path in sources))
+    hopper = "src/cuda/split_sm90a.cu"
+    return "%s#ifdef ONEPASS_EXPORT_HOPPER\n%s#endif\n" % (
+        _kernel_names(sources + headers, "".join(gather.read(path) for path in sources)),
+        _kernel_names([hopper], gather.read(hopper)))
 
 
 OPERATORS = {operator.name: operator for operator in (
