@@ -71,7 +71,7 @@ def _head_names():
                for name in ("head_any", "head_bf16", "head_f16", "head_f32", "product", "split_planes")]
     headers = ["src/cuda/head_%s.cuh" % name for name in ("backward", "softmax", "stats")]
     hopper = "src/cuda/split_sm90a.cu"
-    return "%s#ifdef ONEPASS_EXPORT_HOPPER\n%s#endif\n" % (
+    return "%s#ifdef ONEPASS_EXPORT_SM90A\n%s#endif\n" % (
         _kernel_names(sources + headers, "".join(gather.read(path) for path in sources)),
         _kernel_names([hopper], gather.read(hopper)))
 
@@ -93,12 +93,14 @@ it needs (a C++ compiler and ninja; for tensors on a GPU also nvcc) and keeps th
 the module are onepass's own, word for word, each under its path in the project.
 """
 
+import contextlib
 import fcntl
 import hashlib
 import importlib.util
 import inspect
 import logging
 import os
+import re
 import subprocess
 import sys
 import threading
