@@ -175,6 +175,13 @@ def test_every_include_is_there(operator):
     assert set(files) - included == {operator + ".cpp", "kernels.cu"}
 
 
+def test_only_the_head_has_kernels_for_hopper():
+    kl, head = (files_of(export.export(operator)) for operator in ("kl_div", "linear_bn_softmax"))
+    for name in ("copy_engine.inc", "split_sm90a.cu", "hopper.cuh"):
+        assert name in head and name not in kl
+    assert "ClusterDimension" not in "".join(kl.values()) and "ampere.cuh" not in head
+
+
 def test_two_sources_of_one_name_are_refused(monkeypatch):
     monkeypatch.setattr(gather, "listed", lambda: ["src/core/kl.h", "src/cuda/kl.h"])
     with pytest.raises(ValueError, match="kl.h"):

@@ -603,7 +603,7 @@ def toolkit(directory, release="13.0"):
     """What of torch.utils.cpp_extension asks for architectures, with an nvcc that says this release."""
     nvcc = directory / "bin" / "nvcc"
     nvcc.parent.mkdir()
-    nvcc.write_text("#!/bin/sh\necho 'Cuda compilation tools, release %s, V%s.48'\n" % (release, release), encoding="utf-8")
+    nvcc.write_text("#!/bin/sh\necho 'Cuda compilation tools, release %s, V1.2'\n" % release, encoding="utf-8")
     nvcc.chmod(0o755)
 
     def flags():
