@@ -40,7 +40,7 @@ typedef struct onep_split_args {
 
 /* The driver's description of a matrix for the copy engine. */
 typedef struct onep_tensor_map {
-#ifdef __CUDACC__
+#ifdef __cplusplus
     alignas(64)
 #else
     _Alignas(64)

@@ -10,16 +10,16 @@
 _Static_assert(sizeof(onep_split_product_args) <= 4096, "a kernel takes at most 4096 bytes of arguments");
 _Static_assert(ONEP_SPLIT_SHARED == ONEP_SPLIT_UNITS * ONEP_SPLIT_UNIT + 1024, "units, and room to align them");
 
-enum { ALIGNMENT = 256 };
+enum { PLANES_ALIGNED = 256 };
 
-static int64_t ceil_div(int64_t a, int64_t b)
+static int64_t div_up(int64_t a, int64_t b)
 {
     return a / b + (a % b != 0);
 }
 
 static size_t rounded(int64_t bytes)
 {
-    return (size_t)(ceil_div(bytes, ALIGNMENT) * ALIGNMENT);
+    return (size_t)(div_up(bytes, PLANES_ALIGNED) * PLANES_ALIGNED);
 }
 
 /* ---- operands ---------------------------------------------------------------------------------------------------- */
@@ -72,7 +72,7 @@ typedef struct planes {
 
 static int64_t pitch_of(int64_t depth)
 {
-    return ceil_div(depth, ONEP_SPLIT_CHUNK) * ONEP_SPLIT_CHUNK;
+    return div_up(depth, ONEP_SPLIT_CHUNK) * ONEP_SPLIT_CHUNK;
 }
 
 /* Lays planes out; NULL only counts. Exponents by rows are read eight at a time, by chunks one for each. */
@@ -80,7 +80,7 @@ static size_t place_planes(char *memory, int64_t rows, int64_t depth, int by_chu
 {
     int64_t pitch = pitch_of(depth);
     size_t plane = rounded(rows * pitch * 2);
-    size_t exponents = by_chunks ? rounded(rows * (pitch / ONEP_SPLIT_CHUNK)) : rounded(ceil_div(rows, 8) * 8);
+    size_t exponents = by_chunks ? rounded(rows * (pitch / ONEP_SPLIT_CHUNK)) : rounded(div_up(rows, 8) * 8);
     *to = (planes){.pitch = pitch};
     if (memory) {
         to->high = (unsigned short *)(void *)memory;
@@ -112,10 +112,10 @@ static onepass_status fill_planes(onep_cuda *cuda, const char *operator_name, co
     int across = side->row_stride < side->depth_stride && side->row_stride > 0 && depth > 1;
     const char *kernel = by_chunks ? (across ? "onep_split_chunks_across" : "onep_split_chunks")
                                    : (across ? "onep_split_columns" : "onep_split_rows");
-    int64_t strips = ceil_div(rows, ONEP_SPLIT_STRIP), chunks = to->pitch / ONEP_SPLIT_CHUNK;
+    int64_t strips = div_up(rows, ONEP_SPLIT_STRIP), chunks = to->pitch / ONEP_SPLIT_CHUNK;
     int64_t grid = !by_chunks ? (across ? strips : rows)
-                   : across   ? ceil_div(strips * chunks, ONEP_SPLIT_THREADS / 32)
-                              : ceil_div(rows * chunks, ONEP_SPLIT_ITEMS);
+                   : across   ? div_up(strips * chunks, ONEP_SPLIT_THREADS / 32)
+                              : div_up(rows * chunks, ONEP_SPLIT_ITEMS);
     return onep_cuda_launch_early(cuda, operator_name, kernel, (unsigned)grid, ONEP_SPLIT_THREADS, 0, &args);
 }
 
@@ -127,7 +127,7 @@ onepass_status onep_split_prepare(onep_cuda *cuda, const char *operator_name, co
     if (!side_of(x, rows, 0, &side))
         return onep_fail(ONEPASS_UNSUPPORTED, "%s: weight: its rows are not one stride apart, or it is not fp32",
                          operator_name);
-    place_planes(memory, rows->count, depth, 1, &to);
+    place_planes((char *)memory, rows->count, depth, 1, &to);
     return fill_planes(cuda, operator_name, &side, &to, rows->count, depth, 1);
 }
 
@@ -158,13 +158,13 @@ static int width_of(int64_t m)
 static void cut_depth(const onep_cuda *cuda, const onep_product *p, plan *to)
 {
     enum { LEAST_CHUNKS = 4, MOST_SPLITS = 16 };
-    int64_t multiprocessors = onep_cuda_multiprocessors(cuda), left_tiles = ceil_div(p->n, ONEP_SPLIT_LEFT);
+    int64_t multiprocessors = onep_cuda_multiprocessors(cuda), left_tiles = div_up(p->n, ONEP_SPLIT_LEFT);
     to->blocks = left_tiles > 1 && multiprocessors > 1 ? 2 : 1;
-    int64_t clusters = ceil_div(left_tiles, to->blocks) * ceil_div(p->m, to->width);
+    int64_t clusters = div_up(left_tiles, to->blocks) * div_up(p->m, to->width);
     int64_t splits = multiprocessors / to->blocks / clusters, chunks = pitch_of(p->k) / ONEP_SPLIT_CHUNK;
     splits = splits < chunks / LEAST_CHUNKS ? splits : chunks / LEAST_CHUNKS;
     splits = splits < MOST_SPLITS ? splits : MOST_SPLITS;
-    to->splits = splits > 1 ? (int)ceil_div(chunks, ceil_div(chunks, splits)) : 1;
+    to->splits = splits > 1 ? (int)div_up(chunks, div_up(chunks, splits)) : 1;
 }
 
 /* How a product is laid out: what does not depend on where operands lie. Returns the bytes of its parts. */
@@ -191,7 +191,7 @@ static int make_plan(const onep_cuda *cuda, const onep_product *p, char *workspa
         !side_of(&p->c, &p->c_rows, 0, &c))
         return 0;
     int64_t chunks = pitch_of(p->k) / ONEP_SPLIT_CHUNK;
-    if (p->n * chunks > most || ceil_div(p->n, ONEP_SPLIT_AMPERE_LEFT) * ceil_div(p->m, ONEP_SPLIT_AMPERE_RIGHT) > most)
+    if (p->n * chunks > most || div_up(p->n, ONEP_SPLIT_AMPERE_LEFT) * div_up(p->m, ONEP_SPLIT_AMPERE_RIGHT) > most)
         return 0;
     size_t parts = lay_out(cuda, p, to);
     to->kind = to->copy_engine ? kind_of(p, &to->left) : LEFT_PLANES;
@@ -244,7 +244,7 @@ int64_t onep_split_part_depth(const onep_cuda *cuda, const onep_product *product
 {
     plan made;
     lay_out(cuda, product, &made);
-    return ceil_div(pitch_of(product->k) / ONEP_SPLIT_CHUNK, made.splits) * ONEP_SPLIT_CHUNK;
+    return div_up(pitch_of(product->k) / ONEP_SPLIT_CHUNK, made.splits) * ONEP_SPLIT_CHUNK;
 }
 
 static onepass_status describe_planes(onep_cuda *cuda, const char *operator_name, const planes *from, int64_t rows,
@@ -272,7 +272,7 @@ static onepass_status describe(onep_cuda *cuda, const onep_product *p, const pla
     int64_t rows = along ? p->n : p->k, columns = along ? p->k : p->n;
     int64_t stride = along ? made->left.row_stride : made->left.depth_stride;
     if (rows == 1)
-        stride = ceil_div(columns * 4, 16) * 16; /* any that is allowed */
+        stride = div_up(columns * 4, 16) * 16; /* any that is allowed */
     return onep_cuda_describe_matrix(cuda, p->operator_name, &args->left[0], made->left.data, 4, rows, columns, stride,
                                      along ? (int)ONEP_SPLIT_LEFT : (int)ONEP_SPLIT_CHUNK);
 }
@@ -281,11 +281,11 @@ static onepass_status run_hopper(onep_cuda *cuda, const onep_product *p, const p
                                  onep_split_product_args *args)
 {
     static const char *const kinds[] = {[LEFT_PLANES] = "planes", [LEFT_ALONG] = "along", [LEFT_ACROSS] = "across"};
-    args->left_tiles = (int)ceil_div(p->n, ONEP_SPLIT_LEFT);
-    args->right_tiles = (int)ceil_div(p->m, made->width);
+    args->left_tiles = (int)div_up(p->n, ONEP_SPLIT_LEFT);
+    args->right_tiles = (int)div_up(p->m, made->width);
     args->blocks = made->blocks;
     args->splits = made->splits;
-    args->split_chunks = (int)ceil_div(args->chunks, made->splits);
+    args->split_chunks = (int)div_up(args->chunks, made->splits);
     if (made->splits > 1) {
         args->c = made->parts;
         args->c_left_stride = 4;
@@ -297,7 +297,7 @@ static onepass_status run_hopper(onep_cuda *cuda, const onep_product *p, const p
     onepass_status status = describe(cuda, p, made, args);
     if (status != ONEPASS_OK)
         return status;
-    int64_t clusters = ceil_div(args->left_tiles, args->blocks) * args->right_tiles * args->splits;
+    int64_t clusters = div_up(args->left_tiles, args->blocks) * args->right_tiles * args->splits;
     int64_t at_once = onep_cuda_multiprocessors(cuda) / args->blocks;
     clusters = clusters < at_once ? clusters : at_once;
     char name[64];
@@ -319,7 +319,7 @@ static onepass_status merge_parts(onep_cuda *cuda, const onep_product *p, const 
         .n = p->n,
         .splits = made->splits,
     };
-    int64_t blocks = ceil_div(p->m * p->n, ONEP_SPLIT_THREADS);
+    int64_t blocks = div_up(p->m * p->n, ONEP_SPLIT_THREADS);
     return onep_cuda_launch_early(cuda, p->operator_name, "onep_split_merge",
                                   (unsigned)(blocks < MOST_BLOCKS ? blocks : MOST_BLOCKS), ONEP_SPLIT_THREADS, 0,
                                   &args);
@@ -330,8 +330,8 @@ static onepass_status run_ampere(onep_cuda *cuda, const onep_product *p, const p
 {
     args->splits = 1;
     args->split_chunks = args->chunks;
-    args->left_tiles = (int)ceil_div(p->n, ONEP_SPLIT_AMPERE_LEFT);
-    args->right_tiles = (int)ceil_div(p->m, ONEP_SPLIT_AMPERE_RIGHT);
+    args->left_tiles = (int)div_up(p->n, ONEP_SPLIT_AMPERE_LEFT);
+    args->right_tiles = (int)div_up(p->m, ONEP_SPLIT_AMPERE_RIGHT);
     args->left_high = made->left_planes.high;
     args->left_low = made->left_planes.low;
     args->right_high = made->right_planes.high;
@@ -345,7 +345,7 @@ onepass_status onep_split_run(onep_cuda *cuda, const onep_product *p, void *work
 {
     plan made;
     onep_split_side c;
-    if (!make_plan(cuda, p, workspace, &made) || !side_of(&p->c, &p->c_rows, 0, &c))
+    if (!make_plan(cuda, p, (char *)workspace, &made) || !side_of(&p->c, &p->c_rows, 0, &c))
         return onep_fail(ONEPASS_UNSUPPORTED, "%s: not a product of fp32 matrices", p->operator_name);
     onepass_status status = ONEPASS_OK;
     if (made.kind == LEFT_PLANES && !p->b_planes)

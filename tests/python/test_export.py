@@ -47,6 +47,14 @@ def exported(operator, directory):
             os.environ["TORCH_EXTENSIONS_DIR"] = before
 
 
+def set_architectures(monkeypatch, architectures):
+    """TORCH_CUDA_ARCH_LIST; None: not set."""
+    if architectures is None:
+        monkeypatch.delenv("TORCH_CUDA_ARCH_LIST", raising=False)
+    else:
+        monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", architectures)
+
+
 def files_of(text):
     """The sources in an exported file, {name: text}, without running it."""
     found = re.findall(r"^_FILES\['([^']+)'\] = (r'''.*?'''|r\"\"\".*?\"\"\")$", text, re.MULTILINE | re.DOTALL)
@@ -167,6 +175,13 @@ def test_every_include_is_there(operator):
     assert set(files) - included == {operator + ".cpp", "kernels.cu"}
 
 
+def test_only_the_head_has_kernels_for_hopper():
+    kl, head = (files_of(export.export(operator)) for operator in ("kl_div", "linear_bn_softmax"))
+    for name in ("copy_engine.inc", "split_sm90a.cu", "hopper.cuh"):
+        assert name in head and name not in kl
+    assert "ClusterDimension" not in "".join(kl.values()) and "ampere.cuh" not in head
+
+
 def test_two_sources_of_one_name_are_refused(monkeypatch):
     monkeypatch.setattr(gather, "listed", lambda: ["src/core/kl.h", "src/cuda/kl.h"])
     with pytest.raises(ValueError, match="kl.h"):
@@ -193,12 +208,16 @@ def run(words, where):
     return done.stdout
 
 
-def kernel_names(directory):
-    """The kernels in the launch table."""
+def kernel_names(directory, hopper=False):
+    """The kernels in the launch table; those that Hopper alone can run only if it is asked for."""
     text = (directory / "operator_names.inc").read_text(encoding="utf-8")
-    names = re.findall(r"^KERNEL\((\w+)\)$", text, re.MULTILINE)
-    assert len(names) == len(set(names)) >= 26
-    return set(names)
+    common, _, special = text.partition("#ifdef ONEPASS_EXPORT_SM90A\n")
+    names = re.findall(r"^KERNEL\((\w+)\)$", common, re.MULTILINE)
+    assert len(names) == len(set(names)) >= 26 and not any("_sm90" in name for name in names)
+    special = re.findall(r"^KERNEL\((\w+)\)$", special, re.MULTILINE)
+    assert len(special) == len(set(special)) == (9 if directory.name == "linear_bn_softmax" else 0)
+    assert all("_sm90_" in name for name in special)
+    return set(names + special) if hopper else set(names)
 
 
 def cuda_home():
@@ -309,25 +328,85 @@ def test_neon_compiles_as_cxx_and_runs(directory):
     assert run([emulator, directory / "neon"], directory).split() == ["0", "neon", expected, "0"]
 
 
+def compiled_kernels(directory, *architectures, options=()):
+    """{(kernel, architecture): (bytes of stack, spilt, loaded again)} of what nvcc makes as C++14, with the table."""
+    log = run([cuda_home() / "bin" / "nvcc", "-std=c++14", "-O3", "-Xptxas=-v", "-Xcompiler=-Wall",
+               "-Werror=all-warnings", *options,
+               *("-gencode=arch=compute_%s,code=sm_%s" % (number, number) for number in architectures),
+               "-c", "kernels.cu", "-o", "kernels_%s.o" % "_".join(architectures)], directory)
+    found = re.findall(r"Compiling entry function '(\w+)' for 'sm_(\w+)'\n.*\n"
+                       r" +(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", log)
+    assert len(found) == log.count("Compiling entry function")
+    return {(name, number): tuple(map(int, used)) for name, number, *used in found}
+
+
+def check_stack(directory, found):
+    """Kernels need no more of a stack, for what they spill, than their files say; mostly they say nothing."""
+    texts = [path.read_text(encoding="utf-8") for path in directory.glob("*.cu")]
+    allowed = dict(re.findall(r"(onep_\w+): spills up to (\d+) bytes", "".join(texts)))
+    for (name, _), used in found.items():
+        assert max(used) <= int(allowed.get(name, 0)), (name, used)
+
+
 @pytest.mark.parametrize("architecture", ["80", "90"])
 def test_kernels_compile_as_cxx14(directory, architecture):
-    """With nvcc, the launch table included; no kernel spills or needs a stack."""
-    nvcc = cuda_home() / "bin" / "nvcc"
-    log = run([nvcc, "-std=c++14", "-O3", "-Xptxas=-v", "-Xcompiler=-Wall", "-Werror=all-warnings",
-               "-gencode=arch=compute_%s,code=sm_%s" % (architecture, architecture), "-c", "kernels.cu", "-o",
-               "kernels_%s.o" % architecture], directory)
-    kernels = kernel_names(directory)
-    assert set(re.findall(r"Compiling entry function '(\w+)'", log)) == kernels
-    assert len(re.findall(r" 0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads", log)) >= len(kernels)
-    assert not re.findall(r"[1-9]\d* bytes (?:stack frame|spill)", log)
+    found = compiled_kernels(directory, architecture)
+    assert set(found) == {(name, architecture) for name in kernel_names(directory)}
+    check_stack(directory, found)
+
+
+def test_kernels_compile_for_hopper_and_beside_others(directory):
+    """Its own are in code for 9.0a alone."""
+    if directory.name != "linear_bn_softmax":
+        pytest.skip("no kernels that Hopper alone can run")
+    found = compiled_kernels(directory, "80", "90a", options=["-DONEPASS_EXPORT_HOPPER=1"])
+    everywhere, on_hopper = kernel_names(directory), kernel_names(directory, hopper=True)
+    assert set(found) == {(name, "80") for name in everywhere} | {(name, "90a") for name in on_hopper}
+    assert "onep_split_product_sm90_along_256" in on_hopper - everywhere
+    check_stack(directory, found)
 
 
 # A program that asks an operator's plan for everything, and prints the names of the kernels that it would launch.
 PLAN_BEGIN = r"""
-#include "cuda.inc"
+#include <cuda_runtime_api.h>
 #include <set>
 #include <string>
 static std::set<std::string> asked;
+/* In place of the runtime's, for clusters of blocks: what it would refuse is refused here. */
+static size_t allowed_shared = 48 << 10;
+static cudaError_t set_attribute(const void *, cudaFuncAttribute attribute, int value)
+{
+    allowed_shared = value;
+    return attribute == cudaFuncAttributeMaxDynamicSharedMemorySize && value <= 227 << 10 ? cudaSuccess
+                                                                                          : cudaErrorInvalidValue;
+}
+static cudaError_t launch_cluster(const cudaLaunchConfig_t *shape, const void *function, void **arguments)
+{
+    unsigned cluster = shape->attrs[0].val.clusterDim.x;
+    asked.insert(static_cast<const char *>(function));
+    bool valid = shape->numAttrs == 1 && shape->attrs[0].id == cudaLaunchAttributeClusterDimension && cluster >= 1 &&
+                 cluster <= 2 && shape->gridDim.x > 0 && shape->gridDim.x % cluster == 0 && shape->gridDim.x <= 132 &&
+                 shape->dynamicSmemBytes <= allowed_shared && (uintptr_t)arguments[0] % 64 == 0;
+    return valid ? cudaSuccess : cudaErrorInvalidConfiguration;
+}
+static int describe(void *map, int type, uint32_t rank, void *address, const uint64_t *extents, const uint64_t *strides,
+                    const uint32_t *box, const uint32_t *steps, int, int, int, int)
+{
+    uint64_t size = type == 6 ? 2 : 4;
+    bool valid = (uintptr_t)map % 64 == 0 && rank == 2 && (uintptr_t)address % 16 == 0 && strides[0] % 16 == 0 &&
+                 strides[0] >= extents[0] * size && extents[1] > 0 && box[0] * size == 128 && box[1] > 0 &&
+                 box[1] <= 256 && steps[0] == 1 && steps[1] == 1;
+    return valid ? 0 : 1;
+}
+static cudaError_t entry_point(const char *name, void **function, unsigned, unsigned long long)
+{
+    *function = std::string(name) == "cuTensorMapEncodeTiled" ? reinterpret_cast<void *>(describe) : NULL;
+    return cudaSuccess;
+}
+#define cudaFuncSetAttribute             set_attribute
+#define cudaLaunchKernelExC              launch_cluster
+#define cudaGetDriverEntryPointByVersion entry_point
+#include "cuda.inc"
 int onepass_export_load(onepass_export_words *words)
 {
     static unsigned tickets[ONEPASS_EXPORT_TICKETS];
@@ -339,11 +418,17 @@ int onepass_export_launch(const char *kernel, unsigned, unsigned, unsigned, cons
     asked.insert(kernel);
     return 0;
 }
+const void *onepass_export_kernel(const char *kernel)
+{
+    static std::set<std::string> names; /* a kernel's function is its name here */
+    return names.insert(kernel).first->c_str();
+}
 static char memory[12][1 << 21] __attribute__((aligned(256)));
-int main()
+int main(int count, char **)
 {
     onepass_export_words words = {};
     onepass_export_load(&words);
+    words.hopper = count > 1;
     cuda_device device = {true, 132, words, 0, {}, NULL};
     onep_cuda cuda = {&device, (cudaStream_t)8, NULL};
     device.tickets[cuda.stream] = {words.tickets, ONEP_CUDA_LAUNCH_TICKETS};
@@ -437,15 +522,62 @@ PLANS = {
                         if (status != ONEPASS_OK)
                             return puts(onepass_last_error()) * 0 + 1;
                     }
+    /* fp32 that is large enough for Hopper's own products: tiles of each width, a depth in parts and in one; weights
+       that the copy engine reads along, across, and not at all. The addresses are anything: none is read. */
+    const int64_t large[][3] = {{16, 2048, 2048}, {100, 2048, 2048}, {512, 2048, 2048}, {512, 512, 16384}};
+    for (int shape = 0; shape < 4; shape++)
+        for (int layout = 0; layout < 3; layout++)
+            for (int training = 0; training < 2; training++) {
+                int64_t m = large[shape][0], k = large[shape][1], n = large[shape][2];
+                int64_t shapes[3][2] = {{m, k}, {n, k}, {m, n}}, across[] = {1, n};
+                onepass_tensor t[10] = {};
+                for (int i = 0; i < 10; i++) { /* input, weight, output and product, its gradient, mean and so on */
+                    t[i].data = reinterpret_cast<char *>((uintptr_t)(i + 1) << 36);
+                    t[i].device = handle.device;
+                    t[i].ndim = i < 5 || i > 7 ? 2 : 1;
+                    t[i].dtype = ONEPASS_F32;
+                    t[i].shape = i < 2 ? shapes[i] : i < 5 ? shapes[2] : i < 8 ? shapes[1] : shapes[i - 8];
+                }
+                if (layout == 1)
+                    t[1].strides = across;
+                if (layout == 2)
+                    t[1].data = static_cast<char *>(t[1].data) + 4;
+                onepass_head_options options = {};
+                options.size = sizeof options;
+                options.statistics = training ? ONEPASS_BATCH_STATISTICS : ONEPASS_RUNNING_STATISTICS;
+                options.running_mean = &t[7];
+                options.running_var = &t[7];
+                if (training)
+                    options.running_mean = options.running_var = NULL;
+                options.workspace = reinterpret_cast<void *>((uintptr_t)11 << 36);
+                options.workspace_size = (size_t)1 << 34;
+                onepass_head_gradients gradients = {};
+                gradients.size = sizeof gradients;
+                gradients.input = &t[8];
+                gradients.weight = &t[9];
+                onepass_status status = onepass_head(&handle, &t[0], &t[1], &options, &t[2], &t[3], &t[5], &t[6]);
+                if (status == ONEPASS_OK)
+                    status = onepass_head_backward(&handle, &t[4], &t[2], &t[0], &t[1], &t[3], &t[5], &t[6], &options,
+                                                   &gradients);
+                if (status != ONEPASS_OK)
+                    return puts(onepass_last_error()) * 0 + 1;
+            }
 """,
 }
-# What is in the files beside it: for the linear layer, for a product that is kept in a half type, and for one that
-# makes the statistics itself.
+# What is in the files beside it: for the linear layer, and for a product that is kept in a half type.
 NOT_ASKED = {
     "kl_div": set(),
-    "linear_bn_softmax": {"onep_add_bias", "onep_column_sums", "onep_head_merge_any32"}.union(*(
+    "linear_bn_softmax": {"onep_add_bias", "onep_column_sums"}.union(*(
         {"onep_head_stats_" + half} | {"onep_head_softmax_%s_%s_%s" % (kind, half, half)
                                        for kind in ("rows", "wide", "long")} for half in ("f16", "bf16"))),
+}
+
+
+# What is asked for only where Hopper's kernels are.
+ON_HOPPER = {
+    "kl_div": set(),
+    "linear_bn_softmax": {"onep_head_merge_any32", "onep_split_rows", "onep_split_columns", "onep_split_chunks",
+                          "onep_split_chunks_across", "onep_split_merge"},
 }
 
 
@@ -455,9 +587,11 @@ def test_plan_and_launch_table_agree(directory):
     (directory / "names.cpp").write_text(PLAN_BEGIN + PLANS[directory.name] + PLAN_END, encoding="utf-8")
     run(["g++", "-std=gnu++14", "-isystem", cuda_home() / "include", "-c", "names.cpp", "-o", "names.o"], directory)
     run([nvcc, "names.o", "-o", "names", "-ldl"], directory)
-    asked = set(run(["env", "ONEPASS_CUBLASLT=none", directory / "names"], directory).split())
-    assert asked == kernel_names(directory) - NOT_ASKED[directory.name]
-    assert NOT_ASKED[directory.name] <= kernel_names(directory)
+    for words in ([], ["on", "Hopper"]):
+        asked = set(run(["env", "ONEPASS_CUBLASLT=none", directory / "names", *words], directory).split())
+        left_out = NOT_ASKED[directory.name] | (set() if words else ON_HOPPER[directory.name])
+        assert left_out <= kernel_names(directory)
+        assert asked == kernel_names(directory, hopper=bool(words)) - left_out
 
 
 def test_kernels_need_no_more_than_cuda_11(directory):

@@ -3,6 +3,9 @@
 Without a GPU only this is tested: that the CUDA extension compiles, links and can be imported.
 """
 import contextlib
+import os
+import pathlib
+import re
 import statistics
 
 import pytest
@@ -10,7 +13,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from torch.utils import cpp_extension  # noqa: E402
-from test_export import ROOT, cuda_home, exported, load, run  # noqa: E402
+from test_export import ROOT, cuda_home, exported, load, run, set_architectures  # noqa: E402
 from test_export_model import (BF16, EPSILON, F16, F32, F64, LAYOUTS, SHAPES, check_gradients,  # noqa: E402
                                check_special_values, check_value, gradients, library_path, probabilities, reference)
 
@@ -29,11 +32,18 @@ def exported_for_cuda(operator, directory):
         yield load(path, operator + "_cuda")
 
 
-def compile_without_a_gpu(module, monkeypatch):
-    monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", "8.0")
-    monkeypatch.setattr(module, "_check_cuda", lambda cpp_extension: ["compiled for a machine that is not here"])
+def compile_without_a_gpu(module, monkeypatch, capability=(8, 0), architectures="8.0"):
+    """(architectures, kernels in their code), compiled for a GPU that is not here, with this TORCH_CUDA_ARCH_LIST."""
+    set_architectures(monkeypatch, architectures)
+    monkeypatch.setenv("NVCC_APPEND_FLAGS", "--no-compress")  # so that names in the code can be read
+    monkeypatch.setattr(module, "_capabilities", lambda: [capability])
     extension = module._load("cuda")
     assert callable(extension.forward) and callable(extension.backward)
+    assert os.environ.get("TORCH_CUDA_ARCH_LIST") == architectures
+    path = pathlib.Path(extension.__file__)
+    commands = (path.parent / "build.ninja").read_text(encoding="utf-8")
+    names = {name.decode() for name in re.findall(rb"\.text\.(onep_\w+)", path.read_bytes())}
+    return sorted(set(re.findall(r",code=(\w+)", commands))), names
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +63,8 @@ def on_gpu(*shape, dtype=F32, **options):
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU: every other test here compiles it")
 def test_extension_compiles_without_a_gpu(module, monkeypatch):
-    compile_without_a_gpu(module, monkeypatch)
+    compiled_for, kernels = compile_without_a_gpu(module, monkeypatch)
+    assert compiled_for == ["sm_80"] and len(kernels) >= 26
 
 
 # ---- values and gradients --------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 import time
+import types
 
 import pytest
 
@@ -23,7 +24,7 @@ import onepass.torch  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.utils import cpp_extension  # noqa: E402
 from head_samples import step  # noqa: E402
-from test_export import PACKAGE, ROOT, exported, load  # noqa: E402
+from test_export import PACKAGE, ROOT, exported, load, set_architectures  # noqa: E402
 
 F32, F64, F16, BF16 = torch.float32, torch.float64, torch.float16, torch.bfloat16
 TYPES = (F32, F64, F16, BF16)
@@ -593,6 +594,61 @@ def test_speed_is_the_librarys(module, gradient, capsys):
         print("\n1024 x 2048 x 2048 float32, %s, one thread: library %.1f ms, exported model %.1f ms, ratio %.3f" % (
             "forward and backward" if gradient else "forward", 1e3 * medians["library"], 1e3 * medians["model"], ratio))
     assert ratio < 1.25
+
+
+# ---- what it compiles for --------------------------------------------------------------------------------------------
+
+
+def toolkit(directory, release="13.0"):
+    """What of torch.utils.cpp_extension asks for architectures, with an nvcc that says this release."""
+    nvcc = directory / "bin" / "nvcc"
+    nvcc.parent.mkdir()
+    nvcc.write_text("#!/bin/sh\necho 'Cuda compilation tools, release %s, V1.2'\n" % release, encoding="utf-8")
+    nvcc.chmod(0o755)
+
+    def flags():
+        known = {"8.0": "80", "8.0+PTX": "80", "9.0": "90", "9.0a": "90a"}
+        try:
+            return ["-gencode=arch=compute_%s,code=sm_%s" % (known[word], known[word])
+                    for word in os.environ["TORCH_CUDA_ARCH_LIST"].replace(" ", ";").split(";")]
+        except KeyError as error:
+            raise ValueError("Unknown CUDA arch (%s)" % error) from error
+
+    return types.SimpleNamespace(CUDA_HOME=str(directory), _get_cuda_arch_flags=flags)
+
+
+A100, H100, B200 = (8, 0), (9, 0), (10, 0)
+
+
+@pytest.mark.parametrize("gpus, given, expected", [
+    ([H100], None, ("9.0a", True)), ([H100], "", ("9.0a", True)), ([H100], "native", ("9.0a", True)),
+    ([A100, H100], None, ("8.0+PTX;9.0a", True)), ([H100, B200], None, ("8.0+PTX;9.0a", True)),
+    ([A100], None, (None, False)), ([B200], None, (None, False)), ([B200], "native", ("native", False)),
+    ([H100], "9.0", ("9.0", False)), ([H100], "8.0;9.0a", ("8.0;9.0a", True)), ([A100], "8.0 9.0a", ("8.0 9.0a", True)),
+    ([H100], "9.9 9.0a", ("9.9 9.0a", False))])
+def test_architectures(module, monkeypatch, tmp_path, gpus, given, expected):
+    """Hopper's own kernels for Hoppers, unless somebody has set a list without them."""
+    set_architectures(monkeypatch, given)
+    assert module._architectures(toolkit(tmp_path), gpus) == expected
+    assert os.environ.get("TORCH_CUDA_ARCH_LIST") == given
+
+
+@pytest.mark.parametrize("without", ["nvcc", "architecture", "suffix", "function"])
+def test_tools_too_old_for_hoppers_own_kernels(module, monkeypatch, tmp_path, without):
+    set_architectures(monkeypatch, None)
+    tools = toolkit(tmp_path, "11.8" if without == "nvcc" else "12.0")
+
+    def refuse():
+        raise ValueError("Unknown CUDA arch (9.0a) or GPU not supported")
+
+    if without == "architecture":
+        tools._get_cuda_arch_flags = refuse
+    if without == "suffix":  # an early PyTorch reads two digits
+        tools._get_cuda_arch_flags = lambda: ["-gencode=arch=compute_90,code=sm_90"]
+    if without == "function":
+        del tools._get_cuda_arch_flags
+    assert module._architectures(tools, [H100]) == (None, False)
+    assert "TORCH_CUDA_ARCH_LIST" not in os.environ
 
 
 def test_the_judge_accepts_it(module, model_file):

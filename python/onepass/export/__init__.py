@@ -67,9 +67,13 @@ def _kl_names():
 
 
 def _head_names():
-    sources = ["src/cuda/%s.cu" % name for name in ("head_any", "head_bf16", "head_f16", "head_f32", "product")]
+    sources = ["src/cuda/%s.cu" % name
+               for name in ("head_any", "head_bf16", "head_f16", "head_f32", "product", "split_planes")]
     headers = ["src/cuda/head_%s.cuh" % name for name in ("backward", "softmax", "stats")]
-    return _kernel_names(sources + headers, "".join(gather.read(path) for path in sources))
+    hopper = "src/cuda/split_sm90a.cu"
+    return "%s#ifdef ONEPASS_EXPORT_SM90A\n%s#endif\n" % (
+        _kernel_names(sources + headers, "".join(gather.read(path) for path in sources)),
+        _kernel_names([hopper], gather.read(hopper)))
 
 
 OPERATORS = {operator.name: operator for operator in (
@@ -89,12 +93,14 @@ it needs (a C++ compiler and ninja; for tensors on a GPU also nvcc) and keeps th
 the module are onepass's own, word for word, each under its path in the project.
 """
 
+import contextlib
 import fcntl
 import hashlib
 import importlib.util
 import inspect
 import logging
 import os
+import re
 import subprocess
 import sys
 import threading

@@ -12,12 +12,16 @@ typedef struct onepass_export_words {
     unsigned *tickets; /* ONEPASS_EXPORT_TICKETS words for kernels to count in, all 0 at first */
     const float *one;  /* 1 */
     int early;         /* kernels may be launched before the one in front of them has ended */
+    int hopper;        /* kernels for devices of capability 9.0 alone are in the file, and this is one */
 } onepass_export_words;
 
 #define ONEPASS_EXPORT_HIDDEN extern "C" __attribute__((visibility("hidden")))
 
 /* Loads every kernel on the current device, so that nothing is left to load within a stream capture. */
 ONEPASS_EXPORT_HIDDEN int onepass_export_load(onepass_export_words *words);
+
+/* A kernel as the runtime wants it, by its name; NULL if it is not in the file. */
+ONEPASS_EXPORT_HIDDEN const void *onepass_export_kernel(const char *kernel);
 
 /* Puts a kernel on a stream of the current device; its only argument is a structure at `args`. */
 ONEPASS_EXPORT_HIDDEN int onepass_export_launch(const char *kernel, unsigned grid, unsigned block,

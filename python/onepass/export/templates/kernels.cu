@@ -39,6 +39,15 @@ static bool can_launch_early()
 #endif
 }
 
+#ifdef ONEPASS_EXPORT_HOPPER
+/* The device has code of this file, and this kernel is not in it. */
+static bool is_for_others(cudaError_t error)
+{
+    return error == cudaErrorInvalidDeviceFunction || error == cudaErrorNoKernelImageForDevice ||
+           error == cudaErrorSymbolNotFound;
+}
+#endif
+
 int onepass_export_load(onepass_export_words *words)
 {
     void *tickets = 0;
@@ -47,10 +56,22 @@ int onepass_export_load(onepass_export_words *words)
     if (error == cudaSuccess)
         error = cudaGetSymbolAddress(&one, onepass_export::one_word);
     words->early = can_launch_early();
+    words->hopper = 0;
     for (const kernel &k : kernels) {
+        if (error != cudaSuccess)
+            break;
         cudaFuncAttributes attributes; /* asking for them loads the kernel */
-        if (error == cudaSuccess)
-            error = cudaFuncGetAttributes(&attributes, k.function);
+        error = cudaFuncGetAttributes(&attributes, k.function);
+#ifdef ONEPASS_EXPORT_HOPPER
+        if (strstr(k.name, "_sm90")) {
+            words->hopper = error == cudaSuccess;
+            if (is_for_others(error)) {
+                cudaGetLastError(); /* or PyTorch's next check would find it */
+                error = cudaSuccess;
+                continue;
+            }
+        }
+#endif
         /* Code that was translated from an older architecture's does not wait for the kernel in front of it. */
         if (error == cudaSuccess && attributes.ptxVersion < 90)
             words->early = 0;
@@ -58,6 +79,14 @@ int onepass_export_load(onepass_export_words *words)
     words->tickets = static_cast<unsigned *>(tickets);
     words->one = static_cast<const float *>(one);
     return static_cast<int>(error);
+}
+
+const void *onepass_export_kernel(const char *name)
+{
+    for (const kernel &k : kernels)
+        if (strcmp(k.name, name) == 0)
+            return k.function;
+    return 0;
 }
 
 static cudaError_t launch(const void *function, unsigned grid, unsigned block, unsigned shared_bytes, void **arguments,
@@ -85,12 +114,10 @@ static cudaError_t launch(const void *function, unsigned grid, unsigned block, u
 int onepass_export_launch(const char *name, unsigned grid, unsigned block, unsigned shared_bytes, const void *args,
                           void *stream, int early)
 {
-    for (const kernel &k : kernels) {
-        if (strcmp(k.name, name) != 0)
-            continue;
-        void *arguments[] = {const_cast<void *>(args)};
-        return static_cast<int>(
-            launch(k.function, grid, block, shared_bytes, arguments, static_cast<cudaStream_t>(stream), early));
-    }
-    return static_cast<int>(cudaErrorInvalidDeviceFunction);
+    const void *function = onepass_export_kernel(name);
+    if (!function)
+        return static_cast<int>(cudaErrorInvalidDeviceFunction);
+    void *arguments[] = {const_cast<void *>(args)};
+    return static_cast<int>(
+        launch(function, grid, block, shared_bytes, arguments, static_cast<cudaStream_t>(stream), early));
 }
