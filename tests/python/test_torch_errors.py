@@ -3,7 +3,8 @@ GPU cuBLAS's), in one run, on uniform and Gaussian inputs and on columns whose m
 on the CPU, at smaller sizes. Both errors are printed.
 
 Limits are PyTorch's errors with room for what is its affair or chance: cuBLAS may cut the long sum of a product into
-parts, which halves its error, for one of the two and not for the other."""
+parts, which halves its error, for one of the two and not for the other. Where the products are the library's own, on
+Hopper, there is no room: they must be closer to the exact ones."""
 
 import copy
 import math
@@ -47,13 +48,15 @@ def mean_errors(pairs):
     return {name: tuple(sum(pair[name][side] for pair in pairs) / len(pairs) for side in (0, 1)) for name in pairs[0]}
 
 
-def check(label, errors):
+def check(label, errors, closer=()):
+    """closer: results whose errors must be smaller than PyTorch's where products are the library's own."""
     eps = torch.finfo(torch.float32).eps
+    own = "CUDA" in label and torch.cuda.get_device_capability()[0] == 9
     for name, (ours, theirs) in errors.items():
         print("%s, %s: error %.2e, PyTorch's %.2e" % (label, name, ours, theirs))
     for name, (ours, theirs) in errors.items():
         assert theirs < 1, (label, name, theirs)  # there is something to compare with
-        limit = OUTPUT_LIMIT if name == "output" else GRADIENT_LIMIT
+        limit = 1.0 if own and name in closer else OUTPUT_LIMIT if name == "output" else GRADIENT_LIMIT
         assert ours <= max(limit * theirs, eps / 2), (label, name, ours, theirs)
 
 
@@ -96,7 +99,7 @@ def test_linear_errors(kind):
 @needs_cuda
 @pytest.mark.parametrize("kind", KINDS)
 def test_linear_errors_cuda(kind, no_tf32):
-    check("linear, CUDA, " + kind, linear_errors(kind, "cuda", LARGE))
+    check("linear, CUDA, " + kind, linear_errors(kind, "cuda", LARGE), ("output", "input", "weight"))
 
 
 # ---- head ------------------------------------------------------------------------------------------------------------
@@ -156,4 +159,5 @@ def test_head_errors(kind, train):
 @pytest.mark.parametrize("train", [True, False], ids=["train", "eval"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_head_errors_cuda(kind, train, no_tf32):
-    check("head, CUDA, %s, %s" % (kind, "train" if train else "eval"), head_errors(kind, train, "cuda", LARGE))
+    check("head, CUDA, %s, %s" % (kind, "train" if train else "eval"), head_errors(kind, train, "cuda", LARGE),
+          ("output",))
