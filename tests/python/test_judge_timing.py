@@ -43,10 +43,11 @@ def test_windows_begin_behind_a_sleeping_gpu(where, queueing, calls, cycles):
     """One that computes nothing as long as one that does: it is subtracted."""
     asked = []
     side = Stub(ask_timed=lambda request, **more: (asked.append((request, more)), (None, 0.1))[1])
-    timing = timing_of(where=where, queueing=queueing)
-    timing.both(Kind("forward", True, False), side, [[]] * calls, [])
-    assert [(request, more["null"], more["sleep"]) for request, more in asked] == [
-        ("window", False, cycles), ("window", True, cycles)]
+    timing, patches = timing_of(where=where, queueing=queueing), [["y", [[3, 4], [7, 9]]]] * calls
+    timing.both(Kind("forward", True, False), side, patches, [])
+    assert [(request, more["null"], more["sleep"], more["patches"]) for request, more in asked] == [
+        ("window", True, cycles, [["x", [[0, 0], [0, 0]]]] * calls),  # leads, and gives nothing away
+        ("window", False, cycles, patches), ("window", True, cycles, patches)]
 
 
 @pytest.mark.parametrize("milliseconds, status", [(1e-6, "fail"), (5.0, "fail"), (9.5, "pass"), (10.0, "pass")])

@@ -415,7 +415,7 @@ def test_split_products_cuda():
 import torch, onepass.torch
 torch.backends.cuda.matmul.allow_tf32 = False
 draw = lambda *shape: torch.randn(*shape, device="cuda", requires_grad=True)
-tensors, upstream = [draw(300, 2048), draw(512, 2048)], torch.randn(300, 512, device="cuda")
+tensors, upstream = [draw(1500, 2048), draw(1600, 2048)], torch.randn(1500, 1600, device="cuda")
 def results(function, tensors, upstream):
     output = function(*tensors)
     return [output.detach()] + list(torch.autograd.grad(output, tensors, upstream))

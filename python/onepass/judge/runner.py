@@ -466,8 +466,10 @@ class Runner:
         The judge's clock runs from before the request to the end of the answer. The elements are taken after each call,
         in its stream and before the next call, so nobody can answer before the work is done. patches: for each call,
         a change of its inputs that was not known before. sleep: cycles that a GPU sleeps first, while calls are queued
-        behind it. events: also say what CUDA's events say."""
-        self.results = {}
+        behind it. events: also say what CUDA's events say. A window that computes nothing leaves the results of the one
+        before it where they are."""
+        if not null:
+            self.results = {}
         model = self.slots[slot]
         model.train(train)
         once = self.nothing_once if null else self.backward_once if backward else self.forward_once
@@ -501,6 +503,8 @@ class Runner:
             answer["events"] = [begin.elapsed_time(end) for begin, end in marks]
         if memory and cuda:
             answer["peak"] = _peak() - before
+        if null:
+            return answer
         for number, results in enumerate(kept):
             for index, result in enumerate(results):
                 self.results["%d.%d" % (number, index)] = result
