@@ -77,16 +77,30 @@ void native_put_back(native_lease *lease)
     Py_XDECREF(own);
 }
 
-/* allocate(like, bytes), and where its memory is; NULL with an exception set. */
-static PyObject *new_workspace(size_t bytes, PyObject *like, PyObject *allocate, void **data)
+/*
+ * allocate(like, bytes), and where its memory is; NULL with an exception set. A tuple of one tensor is for this call
+ * alone, and *keep becomes 0.
+ */
+static PyObject *new_workspace(size_t bytes, PyObject *like, PyObject *allocate, void **data, int *keep)
 {
     PyObject *size = PyLong_FromSize_t(bytes);
     PyObject *object = size ? PyObject_CallFunctionObjArgs(allocate, like, size, NULL) : NULL;
     Py_XDECREF(size);
     if (!object)
         return NULL;
+    PyObject *tensor = object;
+    if (PyTuple_Check(object)) {
+        *keep = 0;
+        tensor = PyTuple_GetItem(object, 0);
+    }
+    if (tensor == Py_None)
+        PyErr_SetString(PyExc_TypeError, "workspace: None; it must be a tensor");
+    if (!tensor || tensor == Py_None) {
+        Py_DECREF(object);
+        return NULL;
+    }
     native_tensor seen;
-    int failed = native_read(object, "workspace", &seen) != 0;
+    int failed = native_read(tensor, "workspace", &seen) != 0;
     if (!failed)
         *data = (char *)seen.view.data + seen.view.byte_offset;
     native_release(&seen);
@@ -98,19 +112,20 @@ static PyObject *new_workspace(size_t bytes, PyObject *like, PyObject *allocate,
 void *native_workspace(native_lease *lease, size_t bytes, PyObject *like, PyObject *allocate)
 {
     void *data = NULL;
-    if (bytes > MOST_KEPT || onepass_is_capturing(lease->handle)) {
-        lease->own = new_workspace(bytes, like, allocate, &data);
+    int keep = bytes <= MOST_KEPT && !onepass_is_capturing(lease->handle);
+    if (keep && bytes <= lease->workspace_size)
+        return lease->workspace_data;
+    size_t size = keep && bytes < LEAST_WORKSPACE ? LEAST_WORKSPACE : bytes;
+    PyObject *made = new_workspace(size, like, allocate, &data, &keep);
+    if (!made)
+        return NULL;
+    if (!keep) {
+        lease->own = made;
         return data;
     }
-    if (lease->workspace_size < bytes) {
-        size_t size = bytes > LEAST_WORKSPACE ? bytes : LEAST_WORKSPACE;
-        PyObject *made = new_workspace(size, like, allocate, &data);
-        if (!made)
-            return NULL;
-        Py_XDECREF(lease->workspace);
-        lease->workspace = made;
-        lease->workspace_data = data;
-        lease->workspace_size = size;
-    }
-    return lease->workspace_data;
+    Py_XDECREF(lease->workspace);
+    lease->workspace = made;
+    lease->workspace_data = data;
+    lease->workspace_size = size;
+    return data;
 }

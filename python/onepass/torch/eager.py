@@ -4,6 +4,8 @@ A call that is traced, transformed, watched by a mode or made with tensors of an
 dispatcher instead (kl_traced.py): there every part of PyTorch sees it.
 """
 
+import functools
+
 import torch
 
 from onepass import _native, errors
@@ -73,20 +75,39 @@ _raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
 _is_capturing = getattr(torch._C, "_cuda_isCurrentStreamCapturing", _no)
 
 
+_operators = 0  # of torch.ops.onepass, at work
+
+
+def as_operator(kernel):
+    """A kernel of torch.ops.onepass. Graphs call these, and the compiler's CUDA graphs have memory of their own, before
+    they capture too: nothing that is allocated in such a call may be kept."""
+    @functools.wraps(kernel)
+    def run(*arguments, **named):
+        global _operators
+        _operators += 1
+        try:
+            return kernel(*arguments, **named)
+        finally:
+            _operators -= 1
+    return run
+
+
 def place_of(tensor):
-    """Where work on the tensor is ordered: a key for what is kept between calls. None: nothing may be kept, since a
-    CUDA graph is being captured and its memory is its own."""
+    """Where work on the tensor is ordered: a key for what is kept between calls. None: nothing may be kept, since the
+    memory is a CUDA graph's."""
     if not tensor.is_cuda:
         return "cpu"
-    if _is_capturing():
+    if _operators or _is_capturing():
         return None
     index = tensor.device.index
     return index, _raw_stream(index)
 
 
 def workspace(tensor, size):
-    """Bytes on the tensor's device: PyTorch's own memory, so that streams and graphs are right."""
-    return tensor.new_empty(size, dtype=torch.uint8)
+    """Bytes on the tensor's device: PyTorch's own memory, so that streams and graphs are right. In a tuple: for one
+    call."""
+    made = tensor.new_empty(size, dtype=torch.uint8)
+    return (made,) if _operators else made
 
 
 # {(device, dtype): tensor}

@@ -6,6 +6,8 @@ strides of the results, so that a graph can be made without numbers.
 
 import torch
 
+from onepass.torch import eager
+
 _library = torch.library.Library("onepass", "DEF")
 
 
@@ -15,7 +17,7 @@ def define(schema, kernel, meta, autograd=None):
     name = schema.partition("(")[0]
     _library.define(schema)
     for key in ("CPU", "CUDA"):
-        _library.impl(name, kernel, key)
+        _library.impl(name, eager.as_operator(kernel), key)
     _library.impl(name, meta, "Meta")
     if autograd is not None:
         _library.impl(name, autograd, "Autograd")
