@@ -264,6 +264,8 @@ class Commands(LayerTest):
                 for dtype in ("f16", "bf16", "f32", "f64")}
         self.assertEqual({(line["level"], line["operator"], line["dtype"]) for line in lines}, want)
         self.assertTrue(all(line["cases"] > 0 and line["failures"] == 0 for line in lines))
+        # With this one the two terms of a gradient nearly cancel: what they are rounded by is not the result's.
+        self.good("check", "--quick", "--seed", "2326343")
 
 
 if __name__ == "__main__":

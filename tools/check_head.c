@@ -91,6 +91,18 @@ static void spoil(head_case *it)
         memset(it->arrays[array], 0xff, (size_t)head_case_count(it, array) * element_infos[type_of(it, array)].size);
 }
 
+/* How much larger the terms of a result of linear may be than all that they add up to: with two of them, much. */
+static double linear_condition(const head_case *it, int array)
+{
+    double input = largest_of(it, HEAD_CASE_INPUT), weight = largest_of(it, HEAD_CASE_WEIGHT);
+    double upstream = largest_of(it, HEAD_CASE_GRAD_OUTPUT), largest = largest_of(it, array);
+    double terms = array == HEAD_CASE_OUTPUT        ? fmax(input * weight, largest_of(it, HEAD_CASE_BIAS))
+                   : array == HEAD_CASE_GRAD_INPUT  ? upstream * weight
+                   : array == HEAD_CASE_GRAD_WEIGHT ? upstream * input
+                                                    : upstream;
+    return largest > 0 ? fmax(1, terms / largest) : 1;
+}
+
 static onepass_status check_linear(head_check *line, head_case *cases[2], onepass_handle *handles[2], double most_units)
 {
     onepass_status status = ONEPASS_OK;
@@ -102,8 +114,10 @@ static onepass_status check_linear(head_check *line, head_case *cases[2], onepas
     }
     if (status != ONEPASS_OK)
         return status;
-    compare(line, cases[1], cases[0], true, HEAD_CASE_OUTPUT, HEAD_CASE_OUTPUT, 1, most_units);
-    compare(line, cases[1], cases[0], true, HEAD_CASE_GRAD_INPUT, HEAD_CASE_GRAD_BIAS, 1, most_units);
+    static const int results[] = {HEAD_CASE_OUTPUT, HEAD_CASE_GRAD_INPUT, HEAD_CASE_GRAD_WEIGHT, HEAD_CASE_GRAD_BIAS};
+    for (int i = 0; i < 4; i++)
+        compare(line, cases[1], cases[0], true, results[i], results[i], linear_condition(cases[0], results[i]),
+                most_units);
     return ONEPASS_OK;
 }
 
