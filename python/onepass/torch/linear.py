@@ -33,7 +33,7 @@ def linear(input, weight, bias=None, *, exact_fp32=False):
 
     exact_fp32   float32 on CUDA, gradients included, without tensor cores: cuBLAS's own float32
 
-    In float32 no digit of an operand is lost on any device, unless the program lets PyTorch use TF32
+    float32 has the accuracy of float32 on any device (docs/numerics.md), unless the program lets PyTorch use TF32
     (torch.set_float32_matmul_precision, torch.backends.cuda.matmul) and exact_fp32 is not set. Half types are summed in
     float32. Gradients to all three, of any order.
     """
