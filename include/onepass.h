@@ -116,8 +116,8 @@ typedef void (*onepass_progress)(void *context, double done);
 
 /* How fp32 matrices are multiplied on a CUDA device. On the CPU an fp32 product is an fp32 product. */
 typedef enum onepass_fp32_products {
-    ONEPASS_FP32_FULL =
-        0, /* with the accuracy of fp32: SPLIT on devices and for shapes where it is faster, else VENDOR */
+    /* With the accuracy of fp32: SPLIT on devices and for shapes where it is faster, else VENDOR. */
+    ONEPASS_FP32_FULL = 0,
     ONEPASS_FP32_TF32 = 1, /* operands are cut to 11 bits for the tensor cores: faster still, 4 digits are lost */
     /* Operands are split into two fp16 for the tensor cores: several times as fast as VENDOR, and closer to the exact
      * product than fp32 sums are. docs/numerics.md says for which operands; it takes a workspace as large as the input.
