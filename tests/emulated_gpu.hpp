@@ -57,6 +57,10 @@ struct alignas(16) float4 {
 struct alignas(16) double2 {
     double x, y;
 };
+static inline float4 make_float4(float x, float y, float z, float w)
+{
+    return {x, y, z, w};
+}
 static inline uint2 make_uint2(unsigned x, unsigned y)
 {
     return {x, y};

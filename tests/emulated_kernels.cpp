@@ -37,7 +37,11 @@ struct known_kernel {
     }
 static const known_kernel known[] = {
     {"onep_split_rows", planes_kernels::onep_split_rows, nullptr, nullptr},
+    {"onep_split_rows_4096", planes_kernels::onep_split_rows_4096, nullptr, nullptr},
+    {"onep_split_rows_8192", planes_kernels::onep_split_rows_8192, nullptr, nullptr},
+    {"onep_split_rows_16384", planes_kernels::onep_split_rows_16384, nullptr, nullptr},
     {"onep_split_columns", planes_kernels::onep_split_columns, nullptr, nullptr},
+    {"onep_split_columns_1024", planes_kernels::onep_split_columns_1024, nullptr, nullptr},
     {"onep_split_chunks", planes_kernels::onep_split_chunks, nullptr, nullptr},
     {"onep_split_chunks_across", planes_kernels::onep_split_chunks_across, nullptr, nullptr},
     {"onep_split_merge", nullptr, nullptr, planes_kernels::onep_split_merge},

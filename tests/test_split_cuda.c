@@ -294,7 +294,7 @@ int main(int count, char **arguments)
     head_stream = cuda_stream();
     head_handle = cuda_handle(head_stream);
     if (count > 1 && strcmp(arguments[1], "time") == 0) {
-        time_products();
+        time_products(count - 2, arguments + 2);
         return 0;
     }
     test_shapes();

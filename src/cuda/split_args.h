@@ -12,13 +12,14 @@
 #include "head_args.h"
 
 enum {
-    ONEP_SPLIT_CHUNK = 64,     /* of the depth: what tensor cores add up before it is added to the sum in fp32 */
-    ONEP_SPLIT_TOP = 141,      /* 127 + 14 */
-    ONEP_SPLIT_LEAST = 15,     /* of e: 2^(141 - 15) is the largest power of two that is a float */
-    ONEP_SPLIT_INFINITE = 255, /* as an exponent */
-    ONEP_SPLIT_THREADS = 256,  /* of the kernels that split, */
-    ONEP_SPLIT_STRIP = 32,     /* rows of a block where they lie side by side, */
-    ONEP_SPLIT_ITEMS = 16,     /* and chunks of a block where chunks are contiguous */
+    ONEP_SPLIT_CHUNK = 64,         /* of the depth: what tensor cores add up before it is added to the sum in fp32 */
+    ONEP_SPLIT_TOP = 141,          /* 127 + 14 */
+    ONEP_SPLIT_LEAST = 15,         /* of e: 2^(141 - 15) is the largest power of two that is a float */
+    ONEP_SPLIT_INFINITE = 255,     /* as an exponent */
+    ONEP_SPLIT_THREADS = 256,      /* of the kernels that split, */
+    ONEP_SPLIT_HELD_THREADS = 512, /* of the one that holds the longest rows, */
+    ONEP_SPLIT_STRIP = 32,         /* rows of a block where they lie side by side, */
+    ONEP_SPLIT_ITEMS = 16,         /* and chunks of a block where chunks are contiguous */
 };
 
 /* An fp32 operand: element (i, k) of row i and depth k lies at data + i row_stride + k depth_stride. */

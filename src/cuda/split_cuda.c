@@ -96,6 +96,24 @@ size_t onep_split_planes_bytes(int64_t rows, int64_t depth)
     return place_planes(NULL, rows, depth, 1, &unused);
 }
 
+/* The kernel that scales by rows: one that holds a row, if that is short enough and made of whole, aligned fours. */
+static const char *row_kernel(const onep_split_side *side, int64_t depth, int across, unsigned *threads)
+{
+    if (across && depth > 1024)
+        return "onep_split_columns";
+    if (across) {
+        *threads = ONEP_SPLIT_HELD_THREADS;
+        return "onep_split_columns_1024";
+    }
+    if (side->depth_stride != 4 || (uintptr_t)side->data % 16 != 0 || side->row_stride % 16 != 0 || depth % 4 != 0 ||
+        depth > 16384)
+        return "onep_split_rows";
+    if (depth <= 8192)
+        return depth <= 4096 ? "onep_split_rows_4096" : "onep_split_rows_8192";
+    *threads = ONEP_SPLIT_HELD_THREADS;
+    return "onep_split_rows_16384";
+}
+
 static onepass_status fill_planes(onep_cuda *cuda, const char *operator_name, const onep_split_side *side,
                                   const planes *to, int64_t rows, int64_t depth, int by_chunks)
 {
@@ -110,13 +128,14 @@ static onepass_status fill_planes(onep_cuda *cuda, const char *operator_name, co
     };
     /* neighbouring threads take neighbours in memory */
     int across = side->row_stride < side->depth_stride && side->row_stride > 0 && depth > 1;
+    unsigned threads = ONEP_SPLIT_THREADS;
     const char *kernel = by_chunks ? (across ? "onep_split_chunks_across" : "onep_split_chunks")
-                                   : (across ? "onep_split_columns" : "onep_split_rows");
+                                   : row_kernel(side, depth, across, &threads);
     int64_t strips = div_up(rows, ONEP_SPLIT_STRIP), chunks = to->pitch / ONEP_SPLIT_CHUNK;
     int64_t grid = !by_chunks ? (across ? strips : rows)
                    : across   ? div_up(strips * chunks, ONEP_SPLIT_THREADS / 32)
                               : div_up(rows * chunks, ONEP_SPLIT_ITEMS);
-    return onep_cuda_launch_early(cuda, operator_name, kernel, (unsigned)grid, ONEP_SPLIT_THREADS, 0, &args);
+    return onep_cuda_launch_early(cuda, operator_name, kernel, (unsigned)grid, threads, 0, &args);
 }
 
 onepass_status onep_split_prepare(onep_cuda *cuda, const char *operator_name, const onep_operand *x,

@@ -1,24 +1,24 @@
 /*
  * Splits an fp32 operand into planes of fp16, high and low, for the product on tensor cores: once scaled by rows, once
  * by chunks of 64 of a row; for operands whose depth lies along memory, and for those whose rows lie side by side.
- * Reads the operand once or, by rows, a second time out of a cache. Any strides; nothing outside the planes is written.
+ * Reads the operand once or, where a row does not fit in registers, a second time out of a cache. Any strides; nothing
+ * outside the planes is written.
  * And the sum of a product that was made in parts.
  */
 #include "early.cuh"
 #include "split.cuh"
 
 /* Four neighbours along the depth; 0 beyond its end. */
-__device__ __forceinline__ void load_four(const char *row, long long stride, bool packed, long long k, long long depth,
-                                          float (&to)[4])
+__device__ __forceinline__ float4 load_four(const char *row, long long stride, bool packed, long long k,
+                                            long long depth)
 {
-    if (packed && k + 4 <= depth) {
-        float4 four = *reinterpret_cast<const float4 *>(row + k * 4);
-        to[0] = four.x, to[1] = four.y, to[2] = four.z, to[3] = four.w;
-    } else {
+    if (packed && k + 4 <= depth)
+        return *reinterpret_cast<const float4 *>(row + k * 4);
+    float x[4];
 #pragma unroll
-        for (int i = 0; i < 4; i++)
-            to[i] = k + i < depth ? *reinterpret_cast<const float *>(row + (k + i) * stride) : 0.0f;
-    }
+    for (int i = 0; i < 4; i++)
+        x[i] = k + i < depth ? *reinterpret_cast<const float *>(row + (k + i) * stride) : 0.0f;
+    return make_float4(x[0], x[1], x[2], x[3]);
 }
 
 /* True if fours of a row, counted from its beginning, are aligned. */
@@ -27,29 +27,56 @@ __device__ __forceinline__ bool is_packed(const onep_split_args &a, const char *
     return a.x.depth_stride == 4 && (unsigned long long)row % 16 == 0;
 }
 
-__device__ __forceinline__ float largest_of(const float (&x)[4], float most)
+__device__ __forceinline__ float largest_of(float4 x, float most)
 {
-    return fmaxf(fmaxf(fmaxf(most, fabsf(x[0])), fabsf(x[1])), fmaxf(fabsf(x[2]), fabsf(x[3])));
+    return fmaxf(fmaxf(fmaxf(most, fabsf(x.x)), fabsf(x.y)), fmaxf(fabsf(x.z), fabsf(x.w)));
 }
 
-__device__ __forceinline__ void store_four(const onep_split_args &a, long long at, const float (&x)[4], float scale)
+__device__ __forceinline__ void store_four(const onep_split_args &a, long long at, float4 x, float scale)
 {
     uint2 high, low;
-    split_two(x[0], x[1], scale, high.x, low.x);
-    split_two(x[2], x[3], scale, high.y, low.y);
+    split_two(x.x, x.y, scale, high.x, low.x);
+    split_two(x.z, x.w, scale, high.y, low.y);
     *reinterpret_cast<uint2 *>(a.high + at) = high;
     *reinterpret_cast<uint2 *>(a.low + at) = low;
 }
 
+/* ---- by rows, a block a row, the depth along memory -------------------------------------------------------------- */
+
+__device__ __forceinline__ float largest_of_warp(float x)
+{
+#pragma unroll
+    for (int distance = 16; distance > 0; distance /= 2)
+        x = fmaxf(x, __shfl_xor_sync(~0u, x, distance));
+    return x;
+}
+
+/* The exponent of the block's row, from each thread's largest element; it is written, and after the last row zeros up
+ * to a multiple of eight: exponents are read eight at a time. */
+template <int THREADS> __device__ __forceinline__ int row_exponent(const onep_split_args &a, long long row, float most)
+{
+    __shared__ float most_of[THREADS / 32];
+    const int lane = threadIdx.x % 32;
+    most = largest_of_warp(most);
+    if (lane == 0)
+        most_of[threadIdx.x / 32] = most;
+    __syncthreads();
+    most = largest_of_warp(lane < THREADS / 32 ? most_of[lane] : 0.0f);
+    const int exponent = split_exponent(most);
+    if (threadIdx.x == 0)
+        a.exponents[row] = (unsigned char)exponent;
+    const unsigned after = (unsigned)(row + 1) % 8;
+    if (row == a.rows - 1 && after != 0 && threadIdx.x < 8 - after)
+        a.exponents[row + 1 + threadIdx.x] = 0;
+    return exponent;
+}
+
 /*
- * Scaled by rows, a block a row, the depth along memory. Whole fours of an aligned row go first, in loops short enough
- * for 32 registers: then 8 blocks fit on a multiprocessor, and rows of a batch of 1024 are all on their way at once.
- * One value that the loops do not use finds no register, onep_split_rows: spills up to 8 bytes
+ * Any row, read twice. Whole fours of an aligned row go first, in loops short enough for 32 registers: then 8 blocks
+ * fit on a multiprocessor. One value that the loops do not use finds no register, onep_split_rows: spills up to 8 bytes
  */
 extern "C" __global__ void __launch_bounds__(ONEP_SPLIT_THREADS, 8) onep_split_rows(const onep_split_args a)
 {
-    enum { WARPS = ONEP_SPLIT_THREADS / 32 };
-    __shared__ float most_of[WARPS];
     const long long row = blockIdx.x;
     const char *from = a.x.data + row * a.x.row_stride;
     const int fours = is_packed(a, from) ? (int)(a.depth / 4) : 0;
@@ -57,41 +84,58 @@ extern "C" __global__ void __launch_bounds__(ONEP_SPLIT_THREADS, 8) onep_split_r
     let_next_begin();
     float most = 0;
 #pragma unroll 2
-    for (int i = threadIdx.x; i < fours; i += ONEP_SPLIT_THREADS) {
-        float4 x = reinterpret_cast<const float4 *>(from)[i];
-        most = fmaxf(fmaxf(fmaxf(most, fabsf(x.x)), fabsf(x.y)), fmaxf(fabsf(x.z), fabsf(x.w)));
-    }
+    for (int i = threadIdx.x; i < fours; i += ONEP_SPLIT_THREADS)
+        most = largest_of(reinterpret_cast<const float4 *>(from)[i], most);
 #pragma unroll 1
     for (long long k = 4ll * fours + threadIdx.x; k < a.depth; k += ONEP_SPLIT_THREADS)
         most = fmaxf(most, fabsf(*reinterpret_cast<const float *>(from + k * a.x.depth_stride)));
-#pragma unroll
-    for (int distance = 16; distance > 0; distance /= 2)
-        most = fmaxf(most, __shfl_xor_sync(~0u, most, distance));
-    if (threadIdx.x % 32 == 0)
-        most_of[threadIdx.x / 32] = most;
-    __syncthreads();
-#pragma unroll
-    for (int w = 0; w < WARPS; w++)
-        most = fmaxf(most, most_of[w]);
-    const int exponent = split_exponent(most);
-    const float scale = split_scale(exponent);
-    if (threadIdx.x == 0)
-        a.exponents[row] = (unsigned char)exponent;
-    const unsigned after = (unsigned)(row + 1) % 8; /* exponents are read eight at a time */
-    if (row == a.rows - 1 && after != 0 && threadIdx.x < 8 - after)
-        a.exponents[row + 1 + threadIdx.x] = 0;
+    const float scale = split_scale(row_exponent<ONEP_SPLIT_THREADS>(a, row, most));
 #pragma unroll 2
-    for (int i = threadIdx.x; i < fours; i += ONEP_SPLIT_THREADS) {
-        float4 x = reinterpret_cast<const float4 *>(from)[i];
-        const float four[4] = {x.x, x.y, x.z, x.w};
-        store_four(a, row * a.pitch + 4 * i, four, scale);
-    }
+    for (int i = threadIdx.x; i < fours; i += ONEP_SPLIT_THREADS)
+        store_four(a, row * a.pitch + 4 * i, reinterpret_cast<const float4 *>(from)[i], scale);
 #pragma unroll 1
-    for (long long k = 4ll * (fours + threadIdx.x); k < a.pitch; k += 4 * ONEP_SPLIT_THREADS) {
-        float x[4];
-        load_four(from, a.x.depth_stride, false, k, a.depth, x);
-        store_four(a, row * a.pitch + k, x, scale);
+    for (long long k = 4ll * (fours + threadIdx.x); k < a.pitch; k += 4 * ONEP_SPLIT_THREADS)
+        store_four(a, row * a.pitch + k, load_four(from, a.x.depth_stride, false, k, a.depth), scale);
+}
+
+/* A row of whole, aligned fours, up to EACH a thread, is held in registers and read once. */
+template <int THREADS, int EACH> __device__ __forceinline__ void split_held_row(const onep_split_args &a)
+{
+    const long long row = blockIdx.x;
+    const float4 *from = reinterpret_cast<const float4 *>(a.x.data + row * a.x.row_stride);
+    const int fours = (int)(a.depth / 4), stored = (int)(a.pitch / 4);
+    float4 x[EACH];
+    float most = 0;
+    wait_for_previous();
+    let_next_begin();
+#pragma unroll
+    for (int i = 0; i < EACH; i++) {
+        const int at = i * THREADS + (int)threadIdx.x;
+        x[i] = at < fours ? from[at] : make_float4(0, 0, 0, 0);
     }
+#pragma unroll
+    for (int i = 0; i < EACH; i++)
+        most = largest_of(x[i], most);
+    const float scale = split_scale(row_exponent<THREADS>(a, row, most));
+#pragma unroll
+    for (int i = 0; i < EACH; i++) {
+        const int at = i * THREADS + (int)threadIdx.x;
+        if (at < stored)
+            store_four(a, row * a.pitch + 4 * at, x[i], scale);
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(ONEP_SPLIT_THREADS, 6) onep_split_rows_4096(const onep_split_args a)
+{
+    split_held_row<ONEP_SPLIT_THREADS, 4096 / (4 * ONEP_SPLIT_THREADS)>(a);
+}
+extern "C" __global__ void __launch_bounds__(ONEP_SPLIT_THREADS, 4) onep_split_rows_8192(const onep_split_args a)
+{
+    split_held_row<ONEP_SPLIT_THREADS, 8192 / (4 * ONEP_SPLIT_THREADS)>(a);
+}
+extern "C" __global__ void __launch_bounds__(ONEP_SPLIT_HELD_THREADS, 2) onep_split_rows_16384(const onep_split_args a)
+{
+    split_held_row<ONEP_SPLIT_HELD_THREADS, 16384 / (4 * ONEP_SPLIT_HELD_THREADS)>(a);
 }
 
 /* COUNT neighbours along the depth, of one row of the operand. */
@@ -105,58 +149,117 @@ __device__ __forceinline__ void load_across(const onep_split_args &a, long long 
         to[i] = i < reach ? *reinterpret_cast<const float *>(from) : 0.0f;
 }
 
-template <int COUNT>
-__device__ __forceinline__ void store_across(const onep_split_args &a, long long at, const float (&x)[COUNT],
-                                             float scale)
+/* x * scale, split. */
+__device__ __forceinline__ void split_eight(const float *x, float scale, uint4 &high, uint4 &low)
 {
-#pragma unroll
-    for (int i = 0; i < COUNT; i += 8) {
-        uint4 high, low;
-        split_two(x[i], x[i + 1], scale, high.x, low.x);
-        split_two(x[i + 2], x[i + 3], scale, high.y, low.y);
-        split_two(x[i + 4], x[i + 5], scale, high.z, low.z);
-        split_two(x[i + 6], x[i + 7], scale, high.w, low.w);
-        *reinterpret_cast<uint4 *>(a.high + at + i) = high;
-        *reinterpret_cast<uint4 *>(a.low + at + i) = low;
-    }
+    split_two(x[0], x[1], scale, high.x, low.x);
+    split_two(x[2], x[3], scale, high.y, low.y);
+    split_two(x[4], x[5], scale, high.z, low.z);
+    split_two(x[6], x[7], scale, high.w, low.w);
 }
 
-/* Scaled by rows, 32 rows a block, rows side by side in memory: a lane has a row, a warp 16 of its depth. */
-extern "C" __global__ void __launch_bounds__(ONEP_SPLIT_THREADS, 2) onep_split_columns(const onep_split_args a)
+/*
+ * ---- by rows, 32 rows a block, rows side by side in memory
+ * A lane has a row, and its warp 16 of the depth at a time: element (lane, k) comes from 128 bytes that the warp reads
+ * at once. Planes are written the other way round, along the depth.
+ */
+
+enum { ACROSS_EACH = 16 };
+
+/* The exponent of a lane's row, from its warp's largest elements of it; written up to a multiple of eight rows. */
+template <int THREADS> __device__ __forceinline__ int lane_exponent(const onep_split_args &a, long long row, float most)
 {
-    enum { WARPS = ONEP_SPLIT_THREADS / 32, EACH = 16 };
-    __shared__ float most_of[WARPS][ONEP_SPLIT_STRIP];
+    __shared__ float most_of[THREADS / 32][ONEP_SPLIT_STRIP];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    const long long row = (long long)blockIdx.x * ONEP_SPLIT_STRIP + lane;
-    wait_for_previous();
-    let_next_begin();
-    float most = 0;
-#pragma unroll 1
-    for (long long k = warp * EACH; k < a.depth; k += WARPS * EACH) {
-        float x[EACH];
-        load_across(a, row, k, x);
-#pragma unroll
-        for (int i = 0; i < EACH; i++)
-            most = fmaxf(most, fabsf(x[i]));
-    }
     most_of[warp][lane] = most;
     __syncthreads();
 #pragma unroll
-    for (int w = 0; w < WARPS; w++)
+    for (int w = 0; w < THREADS / 32; w++)
         most = fmaxf(most, most_of[w][lane]);
     const int exponent = split_exponent(most);
-    const float scale = split_scale(exponent);
-    if (warp == 0 && row < (a.rows + 7) / 8 * 8) /* they are read eight at a time */
+    if (warp == 0 && row < (a.rows + 7) / 8 * 8)
         a.exponents[row] = (unsigned char)exponent;
-    if (row >= a.rows)
-        return;
+    return exponent;
+}
+
+template <int COUNT> __device__ __forceinline__ float largest_of(const float (&x)[COUNT], float most)
+{
+#pragma unroll
+    for (int i = 0; i < COUNT; i++)
+        most = fmaxf(most, fabsf(x[i]));
+    return most;
+}
+
+/*
+ * Stores what the block's warps have of depth k to k + THREADS / 2. By way of shared memory: rows of a plane are often
+ * a power of two apart, and a warp that wrote to 32 of them would find few parts of the second-level cache at work.
+ */
+template <int THREADS>
+__device__ __forceinline__ void store_strip(const onep_split_args &a, long long first_row, long long k,
+                                            const float (&x)[ACROSS_EACH], float scale)
+{
+    enum { DEEP = THREADS / 2, PACKS = DEEP / 8, ITEMS = 2 * ONEP_SPLIT_STRIP * PACKS };
+    __shared__ uint4 room[2 * ONEP_SPLIT_STRIP][PACKS + 1]; /* one more: lanes then meet in no bank */
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    split_eight(x, scale, room[lane][2 * warp], room[ONEP_SPLIT_STRIP + lane][2 * warp]);
+    split_eight(x + 8, scale, room[lane][2 * warp + 1], room[ONEP_SPLIT_STRIP + lane][2 * warp + 1]);
+    __syncthreads();
+#pragma unroll 4
+    for (int i = threadIdx.x; i < ITEMS; i += THREADS) {
+        const int at = i % PACKS, low = i / (ONEP_SPLIT_STRIP * PACKS), row = i / PACKS % ONEP_SPLIT_STRIP;
+        unsigned short *plane = low ? a.low : a.high;
+        if (first_row + row < a.rows && k + 8 * at < a.pitch)
+            *reinterpret_cast<uint4 *>(plane + (first_row + row) * a.pitch + k + 8 * at) = room[i / PACKS][at];
+    }
+    __syncthreads(); /* or the next part would be written over this one */
+}
+
+/* Any depth, read twice. */
+extern "C" __global__ void __launch_bounds__(ONEP_SPLIT_THREADS, 2) onep_split_columns(const onep_split_args a)
+{
+    enum { STEP = ONEP_SPLIT_THREADS / 2 };
+    const long long first_row = (long long)blockIdx.x * ONEP_SPLIT_STRIP, row = first_row + threadIdx.x % 32;
+    const int first = threadIdx.x / 32 * ACROSS_EACH;
+    wait_for_previous();
+    let_next_begin();
+    float x[ACROSS_EACH], most = 0;
 #pragma unroll 1
-    for (long long k = warp * EACH; k < a.pitch; k += WARPS * EACH) {
-        float x[EACH];
+    for (long long k = first; k < a.depth; k += STEP) {
         load_across(a, row, k, x);
-        store_across(a, row * a.pitch + k, x, scale);
+        most = largest_of(x, most);
+    }
+    const float scale = split_scale(lane_exponent<ONEP_SPLIT_THREADS>(a, row, most));
+#pragma unroll 1
+    for (long long k = 0; k < a.pitch; k += STEP) {
+        load_across(a, row, k + first, x);
+        store_strip<ONEP_SPLIT_THREADS>(a, first_row, k, x, scale);
     }
 }
+
+/* A depth of up to 1024 is held in registers, and read once. */
+extern "C" __global__ void __launch_bounds__(ONEP_SPLIT_HELD_THREADS) onep_split_columns_1024(const onep_split_args a)
+{
+    enum { STEP = ONEP_SPLIT_HELD_THREADS / 2, TIMES = 1024 / STEP };
+    const long long first_row = (long long)blockIdx.x * ONEP_SPLIT_STRIP, row = first_row + threadIdx.x % 32;
+    const int first = threadIdx.x / 32 * ACROSS_EACH;
+    float x[TIMES][ACROSS_EACH], most = 0;
+    wait_for_previous();
+    let_next_begin();
+#pragma unroll
+    for (int i = 0; i < TIMES; i++)
+        load_across(a, row, first + i * STEP, x[i]);
+#pragma unroll
+    for (int i = 0; i < TIMES; i++)
+        most = largest_of(x[i], most);
+    const float scale = split_scale(lane_exponent<ONEP_SPLIT_HELD_THREADS>(a, row, most));
+#pragma unroll
+    for (int i = 0; i < TIMES; i++)
+        if (i * STEP < a.pitch)
+            store_strip<ONEP_SPLIT_HELD_THREADS>(a, first_row, i * STEP, x[i], scale);
+}
+
+/* ---- by chunks ----------------------------------------------------------------------------------------------------
+ */
 
 /* Scaled by chunks, the depth along memory: half a warp has a chunk of a row. */
 extern "C" __global__ void __launch_bounds__(ONEP_SPLIT_THREADS) onep_split_chunks(const onep_split_args a)
@@ -169,8 +272,7 @@ extern "C" __global__ void __launch_bounds__(ONEP_SPLIT_THREADS) onep_split_chun
     wait_for_previous();
     let_next_begin();
     const char *from = a.x.data + row * a.x.row_stride;
-    float x[4];
-    load_four(from, a.x.depth_stride, is_packed(a, from), k, a.depth, x);
+    const float4 x = load_four(from, a.x.depth_stride, is_packed(a, from), k, a.depth);
     float most = largest_of(x, 0);
 #pragma unroll
     for (int distance = 8; distance > 0; distance /= 2)
@@ -195,13 +297,16 @@ extern "C" __global__ void __launch_bounds__(ONEP_SPLIT_THREADS) onep_split_chun
         return;
     float x[ONEP_SPLIT_CHUNK];
     load_across(a, row, chunk * ONEP_SPLIT_CHUNK, x);
-    float most = 0;
-#pragma unroll
-    for (int i = 0; i < ONEP_SPLIT_CHUNK; i++)
-        most = fmaxf(most, fabsf(x[i]));
-    const int exponent = split_exponent(most);
+    const int exponent = split_exponent(largest_of(x, 0));
     a.exponents[chunk * a.rows + row] = (unsigned char)exponent;
-    store_across(a, row * a.pitch + chunk * ONEP_SPLIT_CHUNK, x, split_scale(exponent));
+#pragma unroll
+    for (int i = 0; i < ONEP_SPLIT_CHUNK; i += 8) {
+        uint4 high, low;
+        split_eight(x + i, split_scale(exponent), high, low);
+        const long long at = row * a.pitch + chunk * ONEP_SPLIT_CHUNK + i;
+        *reinterpret_cast<uint4 *>(a.high + at) = high;
+        *reinterpret_cast<uint4 *>(a.low + at) = low;
+    }
 }
 
 /* Adds the parts of a product whose depth was cut, in their order. */

@@ -276,7 +276,7 @@ def test_speed_is_the_librarys(module, rows, inputs, outputs, dtype, gradient, c
     times = {name: [] for name in models}
     for turn in range(24):
         for name in sorted(models, reverse=turn % 2 == 0):
-            for _ in range(4):  # long enough that the device is still busy when the model's work arrives
+            for _ in range(16):  # long enough that the device is still busy when the last of the work arrives
                 flush.zero_()
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             begin.record()
