@@ -87,7 +87,10 @@ static inline int native_prepared(native_lease *lease, const char *operator_name
     const onepass_tensor *view = &prepared->view;
     int is_bytes = view->dtype.code == ONEPASS_UINT && view->dtype.bits == 8 && view->dtype.lanes == 1;
     if (!is_bytes || view->ndim != 1 || (view->strides && view->shape[0] > 1 && view->strides[0] != 1)) {
-        PyErr_Format(PyExc_ValueError, "%s: prepared: it must be contiguous uint8 of one dimension", operator_name);
+        PyErr_Format(PyExc_ValueError,
+                     "%s: prepared: %d dimensions, elements of %d bits; it must be contiguous uint8 of "
+                     "one dimension",
+                     operator_name, (int)view->ndim, (int)view->dtype.bits);
         return -1;
     }
     if (view->device.type != weight->view.device.type || view->device.id != weight->view.device.id) {
