@@ -278,6 +278,13 @@ def test_data_is_counted_apart(copies):
     written_to(weight)
     with pytest.raises(onepass.InvalidArgument, match="version 0, now 1"):
         linear(x, weight, vector, prepared=prepared)
+    x, weight, vector = draw("data the other way round")
+    prepared = prepare_weight(weight)
+    linear(x, weight.data, vector, prepared=prepared)
+    written_to(weight)
+    assert weight.data._version == 0
+    with pytest.raises(onepass.InvalidArgument, match="version 0, now 1"):
+        linear(x, weight.data, vector, prepared=prepared)
 
 
 def test_inference_tensors(copies):
@@ -463,6 +470,20 @@ def test_compile_a_module(copies):
         assert same(list(module.buffers()), list(plain.buffers()))
         for each in (module, plain):
             written_to(each.gemm.weight)
+
+
+@samples.needs_whole_graphs
+@every_operator
+def test_compile_with_transforms_inside(operator, copies):
+    """There the operator is PyTorch's operations, as outside of a graph."""
+    x, weight, vector = [tensor.detach() for tensor in draw("transforms inside " + operator)]
+    prepared, call = prepare_weight(weight), OPERATORS[operator]
+    torch._dynamo.reset()
+    compiled = torch.compile(torch.func.grad(lambda x: call(x, weight, vector, prepared=prepared).sum()),
+                             backend="aot_eager")
+    with pytest.raises(Exception, match="%s: prepared: given to a call that is left to" % operator.split("-")[0]):
+        compiled(x)
+    assert copies == ["prepare_weight"]
 
 
 @samples.needs_whole_graphs
