@@ -8,6 +8,7 @@ __version__ = _native.version
 kl = _native.kl
 linear, linear_backward = _native.linear, _native.linear_backward
 head, head_backward = _native.head, _native.head_backward
+prepare_weight, prepare_weight_size = _native.prepare_weight, _native.prepare_weight_size
 
 # The forms of kl: bit 0, the predictions are logarithms; bit 1, the targets are.
 LOG_PREDICTIONS, LOG_TARGETS = 1, 2

@@ -1,4 +1,4 @@
-/* What the operators' functions share: many tensors read at once, and the memory a call works in. */
+/* What the operators' functions share: many tensors read at once, the memory a call works in, a prepared weight. */
 #ifndef ONEPASS_PYTHON_ARGUMENTS_H
 #define ONEPASS_PYTHON_ARGUMENTS_H
 
@@ -65,6 +65,47 @@ static inline int native_give_workspace(native_lease *lease, const native_place 
         return 0;
     *workspace = native_workspace(lease, bytes, place->like, place->allocate);
     return *workspace ? 0 : -1;
+}
+
+/*
+ * The address of a weight in the form that onepass_prepare_weight gives it, in a tensor of bytes; the library knows
+ * only addresses, so here is seen that the tensor is large enough and where the weight is. 0 with *address set (NULL if
+ * the tensor is absent), -1 with an exception set.
+ */
+static inline int native_prepared(native_lease *lease, const char *operator_name, const native_tensor *weight,
+                                  const native_tensor *prepared, void **address)
+{
+    *address = NULL;
+    if (!prepared->present)
+        return 0;
+    size_t needed = 0;
+    onepass_status status = onepass_prepare_weight_size(lease->handle, native_view(weight), &needed);
+    if (status != ONEPASS_OK) {
+        native_raise(status);
+        return -1;
+    }
+    const onepass_tensor *view = &prepared->view;
+    int is_bytes = view->dtype.code == ONEPASS_UINT && view->dtype.bits == 8 && view->dtype.lanes == 1;
+    if (!is_bytes || view->ndim != 1 || (view->strides && view->shape[0] > 1 && view->strides[0] != 1)) {
+        PyErr_Format(PyExc_ValueError,
+                     "%s: prepared: %d dimensions, elements of %d bits; it must be contiguous uint8 of "
+                     "one dimension",
+                     operator_name, (int)view->ndim, (int)view->dtype.bits);
+        return -1;
+    }
+    if (view->device.type != weight->view.device.type || view->device.id != weight->view.device.id) {
+        PyErr_Format(PyExc_ValueError, "%s: prepared: on device %d:%d; it must be on the weight's, %d:%d",
+                     operator_name, (int)view->device.type, (int)view->device.id, (int)weight->view.device.type,
+                     (int)weight->view.device.id);
+        return -1;
+    }
+    if ((uint64_t)view->shape[0] < needed) {
+        PyErr_Format(PyExc_ValueError, "%s: prepared: %lld bytes; a weight of this shape needs %zu", operator_name,
+                     (long long)view->shape[0], needed);
+        return -1;
+    }
+    *address = (char *)view->data + view->byte_offset;
+    return 0;
 }
 
 #endif

@@ -17,12 +17,13 @@ enum {
     PRODUCT,
     MEAN,
     RSTD,
+    PREPARED,
     FORWARD_TENSORS
 };
 
 static const char *const forward_names[FORWARD_TENSORS] = {
     "input",        "weight",      "output",          "bias",    "gamma", "beta", "scale",
-    "running_mean", "running_var", "batches_tracked", "product", "mean",  "rstd"};
+    "running_mean", "running_var", "batches_tracked", "product", "mean",  "rstd", "prepared"};
 
 static PyObject *forward(const native_tensor *t, onepass_head_options *options, const native_place *place)
 {
@@ -40,7 +41,10 @@ static PyObject *forward(const native_tensor *t, onepass_head_options *options, 
         return NULL;
     onepass_status status =
         onepass_head_workspace_size(lease->handle, input, weight, options, output, product, &options->workspace_size);
-    int ready = native_give_workspace(lease, place, status, options->workspace_size, &options->workspace) == 0;
+    void *prepared = NULL;
+    int ready = native_give_workspace(lease, place, status, options->workspace_size, &options->workspace) == 0 &&
+                native_prepared(lease, "head", &t[WEIGHT], &t[PREPARED], &prepared) == 0;
+    options->prepared_weight = prepared;
     if (ready) {
         /* A launch is shorter than giving the GIL away; work on the CPU is not. */
         PyThreadState *state = input->device.type == ONEPASS_CUDA ? NULL : PyEval_SaveThread();
@@ -59,7 +63,7 @@ static PyObject *forward(const native_tensor *t, onepass_head_options *options, 
 
 /*
  * head(input, weight, output, bias, gamma, beta, scale, running_mean, running_var, batches_tracked, product, mean,
- * rstd, statistics, cumulative, eps, momentum, products, threads, allocate): as in onepass.h; None is NULL.
+ * rstd, prepared, statistics, cumulative, eps, momentum, products, threads, allocate): as in onepass.h; None is NULL.
  */
 PyObject *native_head(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
 {

@@ -62,6 +62,8 @@ static PyMethodDef functions[] = {
     {"kl", FASTCALL(native_kl), "See python/src/kl.c."},
     {"linear", FASTCALL(native_linear), "See python/src/linear.c."},
     {"linear_backward", FASTCALL(native_linear_backward), "See python/src/linear.c."},
+    {"prepare_weight", FASTCALL(native_prepare_weight), "See python/src/linear.c."},
+    {"prepare_weight_size", FASTCALL(native_prepare_weight_size), "See python/src/linear.c."},
     {"head", FASTCALL(native_head), "See python/src/head.c."},
     {"head_backward", FASTCALL(native_head_backward), "See python/src/head.c."},
     {"info", FASTCALL(info), "The level and the threads of a handle on a device."},

@@ -94,6 +94,8 @@ int32_t native_integer(PyObject *object, const char *name);
 PyObject *native_kl(PyObject *module, PyObject *const *arguments, Py_ssize_t count);     /* kl.c */
 PyObject *native_linear(PyObject *module, PyObject *const *arguments, Py_ssize_t count); /* linear.c */
 PyObject *native_linear_backward(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
+PyObject *native_prepare_weight(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
+PyObject *native_prepare_weight_size(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
 PyObject *native_head(PyObject *module, PyObject *const *arguments, Py_ssize_t count); /* head.c */
 PyObject *native_head_backward(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
 

@@ -42,7 +42,7 @@ def test_signatures():
     names = "in_features out_features bn_eps bn_momentum scale_shape bias affine track_running_stats device dtype"
     assert list(inspect.signature(LinearBatchNormSoftmax).parameters) == names.split() + ["exact_fp32"]
     names = "input weight bias running_mean running_var gamma beta scale training momentum eps num_batches_tracked"
-    assert list(inspect.signature(linear_batch_norm_softmax).parameters) == names.split() + ["exact_fp32"]
+    assert list(inspect.signature(linear_batch_norm_softmax).parameters) == names.split() + ["exact_fp32", "prepared"]
 
 
 def test_same_seed_same_state(seed):

@@ -64,8 +64,9 @@ def calls(monkeypatch):
 
 def test_signature():
     parameters = inspect.signature(onepass.torch.linear).parameters
-    assert list(parameters) == ["input", "weight", "bias", "exact_fp32"]
-    assert parameters["exact_fp32"].kind is inspect.Parameter.KEYWORD_ONLY and parameters["exact_fp32"].default is False
+    assert list(parameters) == ["input", "weight", "bias", "exact_fp32", "prepared"]
+    for name, default in (("exact_fp32", False), ("prepared", None)):
+        assert parameters[name].kind is inspect.Parameter.KEYWORD_ONLY and parameters[name].default is default
 
 
 @pytest.mark.parametrize("bias", [True, False])

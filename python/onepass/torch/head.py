@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.overrides import handle_torch_function, has_torch_function
 
-from onepass.torch import eager, head_composite, head_eager, matrices
+from onepass.torch import eager, head_composite, head_eager, matrices, prepared_weights
 
 if eager.HAS_TRACED:
     from onepass.torch import head_traced
@@ -62,7 +62,7 @@ def _output_dtype(input, scale, autocast):
 
 
 def linear_batch_norm_softmax(input, weight, bias, running_mean, running_var, gamma, beta, scale, training, momentum,
-                              eps, num_batches_tracked=None, *, exact_fp32=False):
+                              eps, num_batches_tracked=None, *, exact_fp32=False, prepared=None):
     """softmax(scale * batch_norm(linear(input, weight, bias), ...), dim=1) as one operator.
 
     input [B, K], weight [N, K], bias [N] or None
@@ -74,6 +74,7 @@ def linear_batch_norm_softmax(input, weight, bias, running_mean, running_var, ga
     eps                         added to the variance
     num_batches_tracked         int64: incremented in place if training; None: nobody counts
     exact_fp32                  float32 on CUDA, gradients included, without tensor cores: cuBLAS's own float32
+    prepared                    prepare_weight(weight), as in linear
 
     Gradients to input, weight, bias, gamma, beta and scale, of any order; that to the bias is exactly 0 with statistics
     of the batch, where adding a constant to a feature changes nothing. Everything up to the output is computed in
@@ -83,13 +84,16 @@ def linear_batch_norm_softmax(input, weight, bias, running_mean, running_var, ga
     if has_torch_function(tensors):
         return handle_torch_function(linear_batch_norm_softmax, tensors, input, weight, bias, running_mean, running_var,
                                      gamma, beta, scale, training, momentum, eps,
-                                     num_batches_tracked=num_batches_tracked, exact_fp32=exact_fp32)
+                                     num_batches_tracked=num_batches_tracked, exact_fp32=exact_fp32,
+                                     **prepared_weights.keyword(prepared))
+    planes = prepared_weights.planes_of("head", prepared)
     options = (training, momentum, eps, num_batches_tracked)
     is_number = type(scale) in (float, int)
     if is_number:
         tensors = tensors[:7] + tensors[8:]
     is_plain = matrices.are_plain(tensors)
     if not is_plain and not matrices.are_traceable(tensors):
+        prepared_weights.refuse_in_torch("head", planes)
         return head_composite.head(input, weight, bias, running_mean, running_var, gamma, beta, scale, *options)
     x, w = input, weight
     autocast = eager.autocasts(input)
@@ -98,11 +102,13 @@ def linear_batch_norm_softmax(input, weight, bias, running_mean, running_var, ga
         x, w = input.to(dtype), weight.to(dtype)
     factor = x.new_full((), scale, dtype=matrices.computed_dtype(x)) if is_number else scale
     if not _fits(x, w, bias, running_mean, running_var, gamma, beta, factor, *options, autocast):
+        prepared_weights.refuse_in_torch("head", planes)
         return head_composite.head(input, weight, bias, running_mean, running_var, gamma, beta, scale, *options)
     if momentum is None and (num_batches_tracked is None or running_mean is None):
         momentum = 0.0  # as nn.BatchNorm1d, which then updates nothing
     call = head_eager.Call(training, momentum, eps, running_mean, running_var,
-                           num_batches_tracked if training else None, _output_dtype(x, factor, autocast), exact_fp32)
+                           num_batches_tracked if training else None, _output_dtype(x, factor, autocast), exact_fp32,
+                           planes)
     return (head_eager if is_plain else head_traced).head(x, w, bias, gamma, beta, factor, call)
 
 
@@ -133,16 +139,17 @@ def _is_over_features(dimension, input):
     return dimension == 1 or (dimension == -1 and not has_torch_function((input,)) and input.dim() == 2)
 
 
-def linear_batch_norm_softmax_of(input, gemm, bn, scale, softmax, exact_fp32=False):
+def linear_batch_norm_softmax_of(input, gemm, bn, scale, softmax, exact_fp32=False, prepared=None):
     """softmax(scale * bn(gemm(input))) of modules, by linear_batch_norm_softmax as long as they do what their classes
     say and nothing else; otherwise they are called as the modules they are.
 
-    gemm, bn            nn.Linear, nn.BatchNorm1d
-    scale, exact_fp32   as in linear_batch_norm_softmax
-    softmax             nn.Softmax, or its dimension
+    gemm, bn                      nn.Linear, nn.BatchNorm1d
+    scale, exact_fp32, prepared   as in linear_batch_norm_softmax
+    softmax                       nn.Softmax, or its dimension
     """
     if (not (_is_stock(gemm, nn.Linear) and _is_stock(bn, nn.BatchNorm1d)) or any(_GLOBAL_HOOKS)
             or not _is_over_features(_dimension_of(softmax), input)):
+        prepared_weights.refuse_in_torch("head", prepared)
         z = bn(gemm(input))
         z = z if scale is None else scale * z
         return torch.softmax(z, softmax) if isinstance(softmax, int) else softmax(z)
@@ -153,7 +160,7 @@ def linear_batch_norm_softmax_of(input, gemm, bn, scale, softmax, exact_fp32=Fal
     return linear_batch_norm_softmax(input, gemm.weight, gemm.bias, bn.running_mean if uses_running else None,
                                      bn.running_var if uses_running else None, bn.weight, bn.bias, scale, training,
                                      bn.momentum, bn.eps, bn.num_batches_tracked if counts else None,
-                                     exact_fp32=exact_fp32)
+                                     exact_fp32=exact_fp32, prepared=prepared)
 
 
 class LinearBatchNormSoftmax(nn.Module):
@@ -163,6 +170,8 @@ class LinearBatchNormSoftmax(nn.Module):
     order: the same seed gives the same numbers, and a state_dict goes both ways. If somebody hooks, parametrizes or
     replaces gemm or bn they are called as the modules they are.
     """
+
+    prepared = None  # what prepare() made; no part of the module's state
 
     def __init__(self, in_features, out_features, bn_eps=1e-5, bn_momentum=0.1, scale_shape=(1,), bias=True,
                  affine=True, track_running_stats=True, *, device=None, dtype=None, exact_fp32=False):
@@ -174,4 +183,26 @@ class LinearBatchNormSoftmax(nn.Module):
         self.exact_fp32 = exact_fp32
 
     def forward(self, input):
-        return linear_batch_norm_softmax_of(input, self.gemm, self.bn, self.scale, 1, self.exact_fp32)
+        return linear_batch_norm_softmax_of(input, self.gemm, self.bn, self.scale, 1, self.exact_fp32, self.prepared)
+
+    def prepare(self):
+        """From now on forward passes use gemm's weight as it is now, prepared by prepare_weight; after every change of
+        it they are refused until this is called again. Returns the module."""
+        prepared = self.prepared
+        if prepared is not None and prepared.weight is self.gemm.weight and prepared.can_update:
+            prepared.update()
+        else:
+            self.prepared = prepared_weights.prepare_weight(self.gemm.weight)
+        return self
+
+    def forget_prepared(self):
+        """From now on forward passes read the weight itself, and the prepared one's memory is given back. Returns the
+        module."""
+        self.prepared = None
+        return self
+
+    def __getstate__(self):
+        """A copy, or what is loaded from a pickle, has memory of its own and nothing prepared."""
+        state = self.__dict__.copy()
+        state.pop("prepared", None)
+        return state

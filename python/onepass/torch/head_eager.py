@@ -11,11 +11,11 @@ import torch
 import torch.nn.functional as F
 
 from onepass import _native, library
-from onepass.torch import eager, matrices
+from onepass.torch import eager, matrices, prepared_weights
 
 # training: batch statistics; momentum: None is cumulative; running_mean, running_var, batches_tracked: updated if
-# training, or None; dtype: of the output; exact_fp32: linear's.
-Call = namedtuple("Call", "training momentum eps running_mean running_var batches_tracked dtype exact_fp32")
+# training, or None; dtype: of the output; exact_fp32: linear's; prepared: the planes of prepared_weights.py, or None.
+Call = namedtuple("Call", "training momentum eps running_mean running_var batches_tracked dtype exact_fp32 prepared")
 
 
 def _statistics(training):
@@ -45,6 +45,8 @@ def empty_results(input, weight, dtype):
 
 def forward(input, weight, bias, gamma, beta, scale, call, keep):
     """(output, product, mean, rstd); the last three are None unless kept for backward."""
+    products = matrices.products(input, call.exact_fp32)
+    prepared_weights.check("head", weight, call.prepared, products)
     if keep:
         results = empty_results(input, weight, call.dtype)
     else:
@@ -55,8 +57,8 @@ def forward(input, weight, bias, gamma, beta, scale, call, keep):
     cumulative = call.training and call.momentum is None
     momentum = call.momentum if call.training and not cumulative else 0.0
     library.head(input, weight, results[0], bias, gamma, beta, _flat(scale), call.running_mean, call.running_var,
-                 call.batches_tracked, *results[1:], _statistics(call.training), cumulative, call.eps, momentum,
-                 matrices.products(input, call.exact_fp32), eager.threads(), eager.workspace)
+                 call.batches_tracked, *results[1:], call.prepared, _statistics(call.training), cumulative, call.eps,
+                 momentum, products, eager.threads(), eager.workspace)
     return results
 
 

@@ -7,16 +7,16 @@ copied where they belong in the graph. While PyTorch records, onepass::head_kept
 
 import torch
 
-from onepass.torch import eager, head_composite, head_eager, matrices, operators
+from onepass.torch import eager, head_composite, head_eager, matrices, operators, prepared_weights
 
 
-def _call(running_mean, running_var, batches_tracked, training, momentum, eps, dtype, exact_fp32=False):
-    """The Call of an operator, whose last argument the dispatcher leaves out if it has its default. Statistics that it
-    updates are copies."""
+def _call(running_mean, running_var, batches_tracked, training, momentum, eps, dtype, exact_fp32=False, prepared=None):
+    """The Call of an operator, whose last arguments the dispatcher leaves out if they have their defaults. Statistics
+    that it updates are copies."""
     state = running_mean, running_var, batches_tracked
     if training:
         state = [None if tensor is None else tensor.clone(memory_format=torch.contiguous_format) for tensor in state]
-    return head_eager.Call(training, momentum, eps, *state, dtype, exact_fp32)
+    return head_eager.Call(training, momentum, eps, *state, dtype, exact_fp32, prepared)
 
 
 def _updated(input, call):
@@ -81,6 +81,7 @@ def _in_torch(*arguments):
     """In PyTorch's operations, in the type the library computes in: for a derivative of torch.func's in a compiled
     graph, which autograd's functions inside of an operator cannot give."""
     call = _call(*arguments[6:])
+    prepared_weights.refuse_in_torch("head", call.prepared)
     computed = matrices.computed_dtype(arguments[0])
     state = call.running_mean, call.running_var
     input, weight, bias, gamma, beta, scale, mean, var = [
@@ -104,7 +105,7 @@ def _head_autograd(*arguments):
 
 _ARGUMENTS = ("Tensor input, Tensor weight, Tensor? bias, Tensor? gamma, Tensor? beta, Tensor? scale, "
               "Tensor? running_mean, Tensor? running_var, Tensor? batches_tracked, bool training, float? momentum, "
-              "float eps, ScalarType dtype, bool exact_fp32=False")
+              "float eps, ScalarType dtype, bool exact_fp32=False, Tensor? prepared=None")
 operators.define("head(%s) -> (Tensor, Tensor, Tensor, Tensor)" % _ARGUMENTS, _head, _head_meta, _head_autograd)
 operators.define("head_kept(%s) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)" % _ARGUMENTS, _head_kept,
                  _head_kept_meta)
@@ -117,7 +118,7 @@ operators.define("head_backward(Tensor upstream, Tensor output, Tensor product, 
 def head(input, weight, bias, gamma, beta, scale, call):
     state = call.running_mean, call.running_var, call.batches_tracked
     output, *updated = torch.ops.onepass.head(input, weight, bias, gamma, beta, scale, *state, call.training,
-                                              call.momentum, call.eps, call.dtype, call.exact_fp32)
+                                              call.momentum, call.eps, call.dtype, call.exact_fp32, call.prepared)
     if call.training:
         for tensor, made in zip(state, updated):
             if tensor is not None:

@@ -9,12 +9,15 @@ import math
 import torch
 
 from onepass import library
-from onepass.torch import eager, matrices
+from onepass.torch import eager, matrices, prepared_weights
 
 
-def product(input, weight, bias, exact_fp32=False):
+def product(input, weight, bias, exact_fp32=False, prepared=None):
+    """prepared: the planes of prepared_weights.py."""
+    products = matrices.products(input, exact_fp32)
+    prepared_weights.check("linear", weight, prepared, products)
     output = input.new_empty(input.shape[:-1] + weight.shape[:1])
-    library.linear(input, weight, bias, output, matrices.products(input, exact_fp32), eager.threads(), eager.workspace)
+    library.linear(input, weight, bias, output, prepared, products, eager.threads(), eager.workspace)
     return output
 
 
@@ -51,27 +54,27 @@ def _gradients_in_torch(upstream, input, weight, to_bias):
 
 
 class Linear(torch.autograd.Function):
-    """linear(input, weight, bias, exact_fp32)"""
+    """linear(input, weight, bias, exact_fp32, prepared)"""
 
     @staticmethod
-    def forward(ctx, input, weight, bias, exact_fp32):
+    def forward(ctx, input, weight, bias, exact_fp32, prepared):
         keep(ctx, input, weight, exact_fp32)
-        return product(input, weight, bias, exact_fp32)
+        return product(input, weight, bias, exact_fp32, prepared)
 
     @staticmethod
     def backward(ctx, upstream):
         input, weight = ctx.saved_tensors
         to_bias = ctx.needs_input_grad[2]
         if torch.is_grad_enabled() or eager.is_batched(upstream):
-            return _gradients_in_torch(upstream, input, weight, to_bias) + (None,)
+            return _gradients_in_torch(upstream, input, weight, to_bias) + (None, None)
         tensors = upstream, input, weight
         if matrices.are_plain(tensors):
-            return gradients(upstream, input, weight, to_bias, ctx.exact_fp32) + (None,)
+            return gradients(upstream, input, weight, to_bias, ctx.exact_fp32) + (None, None)
         if not matrices.are_traceable(tensors):
-            return _gradients_in_torch(upstream, input, weight, to_bias) + (None,)
+            return _gradients_in_torch(upstream, input, weight, to_bias) + (None, None)
         made = torch.ops.onepass.linear_backward(upstream, input, weight, to_bias, ctx.exact_fp32)
         return (None if weight is None else made[0], None if input is None else made[1], made[2] if to_bias else None,
-                None)
+                None, None)
 
 
 def keep(ctx, input, weight, exact_fp32):
@@ -80,7 +83,7 @@ def keep(ctx, input, weight, exact_fp32):
     ctx.save_for_backward(input if needs[1] else None, weight if needs[0] else None)
 
 
-def linear(input, weight, bias, exact_fp32):
+def linear(input, weight, bias, exact_fp32, prepared):
     if matrices.wants_gradients(input, weight, bias):
-        return Linear.apply(input, weight, bias, exact_fp32)
-    return product(input, weight, bias, exact_fp32)
+        return Linear.apply(input, weight, bias, exact_fp32, prepared)
+    return product(input, weight, bias, exact_fp32, prepared)
