@@ -54,6 +54,13 @@ static double drawn(const split_case *c, const split_made *made, test_random *ra
     }
 }
 
+/* Large enough to count beside sums of wide chunks, which are made another way. */
+static double drawn_bias(const split_case *c, test_random *random, int64_t i)
+{
+    double normal = head_normal(random);
+    return c->data == WIDE_CHUNKS ? ldexp(normal, (int)(40 + i % 61)) : normal;
+}
+
 onep_rows split_rows_of(int64_t count)
 {
     onep_rows rows = {.rank = count == 1 ? 0 : 1, .count = count};
@@ -102,7 +109,7 @@ split_made split_make_case(const split_case *c)
     for (int64_t i = 0; i < c->n; i++) {
         for (int64_t k = 0; k < c->k; k++)
             set(&made.b, c->b_swapped, i, k, drawn(c, &made, &random, 1, i, k));
-        head_put(&made.bias, 0, i, head_normal(&random));
+        head_put(&made.bias, 0, i, drawn_bias(c, &random, i));
     }
     made.product = (onep_product){
         .operator_name = "test",

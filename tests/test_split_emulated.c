@@ -173,7 +173,7 @@ static void test_exchanged(void)
     }
     multiprocessors = 9;
     for (int i = 0; i < 6; i++) { /* in parts */
-        split_case c = split_plain_case(i % 2 ? 128 : 300, 20 + 45 * i - i % 2, 900);
+        split_case c = split_plain_case(i % 2 ? 128 : 300, 20 + 23 * i, 600);
         c.may_exchange = 1;
         c.m = c.m < 2 * c.n ? 2 * c.n : c.m;
         c.data = i == 3 ? INFINITE : i == 4 ? WIDE_CHUNKS : GAUSSIAN;
@@ -182,7 +182,7 @@ static void test_exchanged(void)
         split_try_case(&c);
     }
     multiprocessors = 2;
-    split_case bands = split_plain_case(1000, 500, 260); /* the ring goes on from tile to tile */
+    split_case bands = split_plain_case(520, 260, 200); /* the ring goes on from tile to tile */
     bands.may_exchange = bands.bias = 1;
     bands.trial.units = 4;
     split_try_case(&bands);
