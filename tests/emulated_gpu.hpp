@@ -42,13 +42,13 @@ extern "C" {
 #define __grid_constant__
 #define __launch_bounds__(...)
 
-struct uint2 {
+struct alignas(8) uint2 {
     unsigned x, y;
 };
 struct alignas(16) uint4 {
     unsigned x, y, z, w;
 };
-struct float2 {
+struct alignas(8) float2 {
     float x, y;
 };
 struct alignas(16) float4 {
@@ -62,6 +62,10 @@ static inline float4 make_float4(float x, float y, float z, float w)
     return {x, y, z, w};
 }
 static inline uint2 make_uint2(unsigned x, unsigned y)
+{
+    return {x, y};
+}
+static inline float2 make_float2(float x, float y)
 {
     return {x, y};
 }

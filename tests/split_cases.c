@@ -23,22 +23,24 @@ static void set(const head_field *f, int swapped, int64_t i, int64_t k, double x
     head_put(f, swapped ? k : i, swapped ? i : k, x);
 }
 
-static double drawn(const split_case *c, test_random *random, int is_b, int64_t i, int64_t k)
+static double drawn(const split_case *c, const split_made *made, test_random *random, int is_b, int64_t i, int64_t k)
 {
     double normal = head_normal(random);
+    int is_left = is_b != made->exchanged;
+    int64_t right_rows = made->exchanged ? c->n : c->m;
     switch (c->data) {
     case UNIFORM:
-        return is_b ? test_random_between(random, -1, 1) : test_random_unit(random);
+        return is_left ? test_random_between(random, -1, 1) : test_random_unit(random);
     case LOGNORMAL:
         return exp(3 * normal);
     case OUTLIERS:
-        return k == i % c->k ? (is_b ? 0 : 0x1p20) : (is_b && k < c->m ? 0 : normal);
+        return k == i % c->k ? (is_left ? 0 : 0x1p20) : (is_left && k < right_rows ? 0 : normal);
     case CANCELLING:
-        return (k % 2 ? -1 : 1) * (1e6 + (is_b ? 0 : normal));
+        return (k % 2 ? -1 : 1) * (1e6 + (is_left ? 0 : normal));
     case SUBNORMAL:
         return i % 3 == 0 ? normal * 0x1p-130 : normal;
     case HUGE_VALUES:
-        return is_b ? normal * 0x1p-20 : (k % 2 ? -0x1.fffffep127 : 0x1.fffffep127);
+        return is_left ? normal * 0x1p-20 : (k % 2 ? -0x1.fffffep127 : 0x1.fffffep127);
     case ZERO_ROWS:
         return i % 2 ? normal : (k % 2 ? -0.0 : 0.0);
     case INFINITE:
@@ -46,10 +48,17 @@ static double drawn(const split_case *c, test_random *random, int is_b, int64_t 
     case NOT_A_NUMBER:
         return i == 1 && k == c->k / 2 ? NAN : normal;
     case WIDE_CHUNKS:
-        return is_b ? ldexp(normal, (int)((k / SPLIT_CHUNK * 37 + i) % 241) - 120) : normal;
+        return is_left ? ldexp(normal, (int)((k / SPLIT_CHUNK * 37 + i) % 241) - 120) : normal;
     default:
         return normal;
     }
+}
+
+/* Large enough to count beside sums of wide chunks, which are made another way. */
+static double drawn_bias(const split_case *c, test_random *random, int64_t i)
+{
+    double normal = head_normal(random);
+    return c->data == WIDE_CHUNKS ? ldexp(normal, (int)(40 + i % 61)) : normal;
 }
 
 onep_rows split_rows_of(int64_t count)
@@ -74,6 +83,16 @@ static void *take_aligned(size_t bytes)
     return head_to_device(host);
 }
 
+/* Whether the operands should change places; split.h has the rule. The copy engine wants rows at multiples of 16. */
+static int should_exchange(const split_case *c)
+{
+    int64_t rows = c->a_swapped ? c->k : c->m, columns = c->a_swapped ? c->m : c->k;
+    int packed = c->a_layout == COMPACT || c->a_layout == PADDED;
+    int aligned = columns % 4 == 0 || rows == 1 || (columns == 1 && c->a_layout == COMPACT);
+    return c->may_exchange && !c->prepared && !c->trial.ampere && c->m >= 128 && c->m >= 2 * c->n && packed &&
+           aligned && onep_cuda_has_copy_engine(head_handle->cuda);
+}
+
 split_made split_make_case(const split_case *c)
 {
     split_made made = {0};
@@ -83,13 +102,14 @@ split_made split_make_case(const split_case *c)
     made.b = place_operand(c->n, c->k, c->b_swapped, c->b_layout);
     made.c = field_place(ONEP_F32, c->m, c->n, c->c_layout, 1);
     made.bias = field_place(ONEP_F32, 1, c->n, COMPACT, 0);
+    made.exchanged = should_exchange(c);
     for (int64_t i = 0; i < c->m; i++)
         for (int64_t k = 0; k < c->k; k++)
-            set(&made.a, c->a_swapped, i, k, drawn(c, &random, 0, i, k));
+            set(&made.a, c->a_swapped, i, k, drawn(c, &made, &random, 0, i, k));
     for (int64_t i = 0; i < c->n; i++) {
         for (int64_t k = 0; k < c->k; k++)
-            set(&made.b, c->b_swapped, i, k, drawn(c, &random, 1, i, k));
-        head_put(&made.bias, 0, i, head_normal(&random));
+            set(&made.b, c->b_swapped, i, k, drawn(c, &made, &random, 1, i, k));
+        head_put(&made.bias, 0, i, drawn_bias(c, &random, i));
     }
     made.product = (onep_product){
         .operator_name = "test",
@@ -105,6 +125,7 @@ split_made split_make_case(const split_case *c)
         .a_swapped = c->a_swapped,
         .b_swapped = c->b_swapped,
         .math = c->math,
+        .may_exchange = c->may_exchange,
         .trial = c->trial,
     };
     if (c->bias)
@@ -119,7 +140,11 @@ split_made split_make_case(const split_case *c)
         made.partial = take_aligned(parts * (size_t)c->n * 16);
         made.product.partial = (double *)(void *)made.partial;
     }
-    made.workspace = take_aligned(onep_split_workspace(head_handle->cuda, &made.product));
+    CHECK(onep_split_exchanges(head_handle->cuda, &made.product) == made.exchanged, "operands change places: %d",
+          !made.exchanged);
+    onep_product unknown = made.product; /* a is, when a workspace is asked for */
+    unknown.a = (onep_operand){0};
+    made.workspace = take_aligned(onep_split_workspace(head_handle->cuda, &unknown));
     return made;
 }
 
@@ -163,7 +188,7 @@ typedef struct model_rows {
     int *exponents;
 } model_rows;
 
-static model_rows model_operand(const head_field *f, int swapped, int weight, int64_t rows, int64_t depth)
+static model_rows model_operand(const head_field *f, int swapped, int left, int64_t rows, int64_t depth)
 {
     int64_t chunks = (depth + SPLIT_CHUNK - 1) / SPLIT_CHUNK;
     model_rows made = {
@@ -177,7 +202,7 @@ static model_rows model_operand(const head_field *f, int swapped, int weight, in
             made.values[i * depth + k] = split_at(f, swapped, i, k);
         made.rows[i] =
             (split_row){made.parts + 2 * i * depth, made.parts + (2 * i + 1) * depth, made.exponents + i * chunks, 0};
-        split_make(&scheme, weight, made.values + i * depth, depth, &made.rows[i]);
+        split_make(&scheme, left, made.values + i * depth, depth, &made.rows[i]);
     }
     return made;
 }
@@ -222,74 +247,86 @@ static void check_statistics(const split_case *c, const split_made *made)
         }
 }
 
-/* Elements of column `first` and every `step`th after it, and what was found wrong there. */
+/* Elements of left row `first` and every `step`th after it, and what was found wrong there. */
 typedef struct bits_check {
     const split_case *c;
     const split_made *made;
-    const model_rows *a, *b;
-    int64_t part, first, step;
+    const model_rows *left, *right;
+    int64_t left_rows, right_rows, part, first, step;
     int64_t wrong, i, j; /* how many, and one of them */
     float got, expected;
 } bits_check;
 
 /*
- * One column: every element is the sum of its parts of the depth. A part of b has flags of its own, a row of a those of
- * the whole row.
+ * One row of the left operand: every element is the sum of its parts of the depth. A part of the left operand has flags
+ * of its own, a row of the right one those of the whole row. In the model's words the left operand is the weight.
  */
-static void check_column(bits_check *check, int64_t j, float *sums)
+static void check_row(bits_check *check, int64_t row, float *sums)
 {
     const split_case *c = check->c;
     for (int64_t k = 0; k < c->k; k += check->part) {
         int64_t count = c->k - k < check->part ? c->k - k : check->part;
-        const float *w = check->b->values + j * c->k + k;
-        split_row w_row = check->b->rows[j];
+        const float *w = check->left->values + row * c->k + k;
+        split_row w_row = check->left->rows[row];
         w_row.hi += k;
         w_row.lo += k;
         w_row.exponents += k / SPLIT_CHUNK;
         split_make(&scheme, 1, w, count, &w_row);
-        for (int64_t i = 0; i < c->m; i++) {
-            split_row x_row = check->a->rows[i];
+        for (int64_t other = 0; other < check->right_rows; other++) {
+            split_row x_row = check->right->rows[other];
             x_row.hi += k;
             x_row.lo += k;
-            float y = split_product(&scheme, check->a->values + i * c->k + k, &x_row, w, &w_row, count);
-            sums[i] = k == 0 ? y : sums[i] + y;
+            float y = split_product(&scheme, check->right->values + other * c->k + k, &x_row, w, &w_row, count);
+            sums[other] = k == 0 ? y : sums[other] + y;
         }
     }
-    for (int64_t i = 0; i < c->m; i++) {
-        float y = sums[i] + (c->bias ? (float)field_get(&check->made->bias, 0, j) : -0.0f);
+    for (int64_t other = 0; other < check->right_rows; other++) {
+        int64_t i = check->made->exchanged ? row : other, j = check->made->exchanged ? other : row;
+        float y = sums[other] + (c->bias ? (float)field_get(&check->made->bias, 0, j) : -0.0f);
         float got = (float)field_get(&check->made->c, i, j);
         if (!same_bits(got, y) && !check->wrong++)
             check->i = i, check->j = j, check->got = got, check->expected = y;
     }
 }
 
-static void *check_columns(void *context)
+static void *check_rows(void *context)
 {
     bits_check *check = context;
-    float *sums = split_must_have((size_t)check->c->m * sizeof(float));
-    for (int64_t j = check->first; j < check->c->n; j += check->step)
-        check_column(check, j, sums);
+    float *sums = split_must_have((size_t)check->right_rows * sizeof(float));
+    for (int64_t row = check->first; row < check->left_rows; row += check->step)
+        check_row(check, row, sums);
     free(sums);
     return NULL;
 }
 
-/* The model takes its time: as many threads as there are processors share the columns. */
+/* The model takes its time: as many threads as there are processors share the left rows. */
 static void check_bits(const split_case *c, const split_made *made)
 {
     enum { MOST_THREADS = 16 };
-    model_rows a = model_operand(&made->a, c->a_swapped, 0, c->m, c->k);
-    model_rows b = model_operand(&made->b, c->b_swapped, 1, c->n, c->k);
+    int exchanged = made->exchanged;
+    model_rows a = model_operand(&made->a, c->a_swapped, exchanged, c->m, c->k);
+    model_rows b = model_operand(&made->b, c->b_swapped, !exchanged, c->n, c->k);
     long processors = sysconf(_SC_NPROCESSORS_ONLN);
     int threads = processors < 1 ? 1 : processors < MOST_THREADS ? (int)processors : MOST_THREADS, started = 0;
     pthread_t ids[MOST_THREADS];
     bits_check checks[MOST_THREADS];
     int64_t part = onep_split_part_depth(head_handle->cuda, &made->product);
     for (int t = 0; t < threads; t++)
-        checks[t] = (bits_check){.c = c, .made = made, .a = &a, .b = &b, .part = part, .first = t, .step = threads};
-    while (started < threads && pthread_create(&ids[started], NULL, check_columns, &checks[started]) == 0)
+        checks[t] = (bits_check){
+            .c = c,
+            .made = made,
+            .left = exchanged ? &a : &b,
+            .right = exchanged ? &b : &a,
+            .left_rows = exchanged ? c->m : c->n,
+            .right_rows = exchanged ? c->n : c->m,
+            .part = part,
+            .first = t,
+            .step = threads,
+        };
+    while (started < threads && pthread_create(&ids[started], NULL, check_rows, &checks[started]) == 0)
         started++;
     for (int t = started; t < threads; t++)
-        check_columns(&checks[t]);
+        check_rows(&checks[t]);
     const bits_check *bad = &checks[0];
     int64_t wrong = 0;
     for (int t = 0; t < threads; t++) {
@@ -307,11 +344,12 @@ static void check_bits(const split_case *c, const split_made *made)
 
 void split_try_case(const split_case *c)
 {
-    test_context("%s, %lld x %lld x %lld, layouts %d %d %d, swapped %d %d%s%s%s, units %d, delays %d %d",
+    test_context("%s, %lld x %lld x %lld, layouts %d %d %d, swapped %d %d%s%s%s%s, units %d, delays %d %d",
                  split_family_names[c->data], (long long)c->m, (long long)c->n, (long long)c->k, (int)c->a_layout,
                  (int)c->b_layout, (int)c->c_layout, c->a_swapped, c->b_swapped, c->bias ? ", bias" : "",
-                 c->prepared ? ", prepared" : "", c->trial.ampere ? ", Ampere's kernel" : "", c->trial.units,
-                 c->trial.copy_delay, c->trial.multiply_delay);
+                 c->prepared ? ", prepared" : "", c->may_exchange ? ", exchanged if it may be" : "",
+                 c->trial.ampere ? ", Ampere's kernel" : "", c->trial.units, c->trial.copy_delay,
+                 c->trial.multiply_delay);
     split_made made = split_make_case(c);
     CHECK(onep_split_takes(head_handle->cuda, &made.product), "the product is not taken");
     head_arena_send();

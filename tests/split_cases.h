@@ -14,14 +14,14 @@ typedef enum family {
     UNIFORM, /* [0, 1) by (-1, 1) */
     GAUSSIAN,
     LOGNORMAL, /* exp(3 x) */
-    OUTLIERS,  /* one element of a row of a is 2^20 where b is 0 */
+    OUTLIERS,  /* one element of a row of the right operand, a mostly, is 2^20 where the left one is 0 */
     CANCELLING,
     SUBNORMAL, /* every third row of a, every third of b */
     HUGE_VALUES,
     ZERO_ROWS,
     INFINITE, /* in one row of a and one of b */
     NOT_A_NUMBER,
-    WIDE_CHUNKS, /* chunks of b from 2^-120 to 2^120 */
+    WIDE_CHUNKS, /* chunks of the left operand from 2^-120 to 2^120 */
     FAMILIES,
 } family;
 
@@ -30,7 +30,7 @@ extern const char *const split_family_names[FAMILIES];
 typedef struct split_case {
     int64_t m, n, k;
     head_layout a_layout, b_layout, c_layout;
-    int a_swapped, b_swapped, bias, prepared, statistics;
+    int a_swapped, b_swapped, bias, prepared, statistics, may_exchange;
     family data;
     onep_product_math math;
     onep_split_trial trial;
@@ -43,6 +43,7 @@ typedef struct split_made {
     onep_product product;
     void *workspace;
     int64_t statistics_rows;
+    int exchanged; /* a is the left operand */
 } split_made;
 
 /* Gaussian operands, compact, for the kernels of split.h. */

@@ -35,6 +35,7 @@ static void test_shapes(void)
                 c.prepared = !c.b_swapped && test_random_below(&random, 3) == 0;
                 c.bias = (int)test_random_below(&random, 2);
                 c.statistics = 1;
+                c.may_exchange = (int)test_random_below(&random, 2);
                 c.trial.ampere = test_random_below(&random, 4) == 0;
                 c.data = (family)test_random_below(&random, 3);
                 split_try_case(&c);
@@ -69,6 +70,48 @@ static void test_families(void)
             c.statistics = 1;
             split_try_case(&c);
         }
+}
+
+/*
+ * Operands that change places: around the edges of tiles and of what is exchanged, with a's depth along memory and
+ * across it, in every layout, with special values, and in more tiles than a device has multiprocessors.
+ */
+static void test_exchanged(void)
+{
+    static const int64_t tall[] = {127, 128, 129, 132, 255, 256, 257, 300, 384, 516};
+    static const int64_t narrow[] = {1, 2, 3, 7, 8, 9, 63, 64, 65, 66, 127, 128, 129, 150, 257};
+    enum { TALL = sizeof tall / sizeof tall[0], NARROW = sizeof narrow / sizeof narrow[0] };
+    test_random random = test_random_stream(++head_streams);
+    for (int i = 0; i < TALL * NARROW; i++)
+        for (int across = 0; across < 2; across++) {
+            split_case c =
+                split_plain_case(tall[i % TALL], narrow[i / TALL], 4 + 4 * (int64_t)test_random_below(&random, 200));
+            c.may_exchange = 1;
+            c.a_swapped = across;
+            c.b_swapped = (int)test_random_below(&random, 2);
+            c.bias = (int)test_random_below(&random, 2);
+            c.a_layout = test_random_below(&random, 2) ? PADDED : COMPACT;
+            c.b_layout = (head_layout)test_random_below(&random, LAYOUTS);
+            c.c_layout = (head_layout)test_random_below(&random, LAYOUTS);
+            if (!test_quick() || i % 7 == 0)
+                split_try_case(&c);
+        }
+    for (int data = 0; data < FAMILIES; data++)
+        for (int across = 0; across < 2; across++) {
+            split_case c = split_plain_case(300, 70, 332);
+            c.data = (family)data;
+            c.may_exchange = c.bias = 1;
+            c.a_swapped = across;
+            split_try_case(&c);
+        }
+    for (int units = 0; units < 5; units += 4) {
+        split_case many = split_plain_case(128 * 140 + 4, 130, 132);
+        many.may_exchange = many.bias = 1;
+        many.a_swapped = units == 0;
+        many.trial.units = units;
+        if (!test_quick())
+            split_try_case(&many);
+    }
 }
 
 /* More tiles than a device has multiprocessors, a ring that goes round, and threads that keep each other waiting. */
@@ -134,10 +177,13 @@ static void test_repeats(void)
 
 /* ---- through the doors ------------------------------------------------------------------------------------------- */
 
-/* The same bits with a prepared weight, from linear and from the head; and what is refused. */
+/*
+ * The same bits with a prepared weight, from linear and from the head; and what is refused. N is too large for the
+ * operands of linear to change places.
+ */
 static void test_prepared(void)
 {
-    enum { M = 70, N = 200, K = 300 };
+    enum { M = 130, N = 66, K = 300 };
     test_context("prepared weights through the doors");
     onepass_config config = {
         .size = sizeof config, .device = {ONEPASS_CUDA, 0}, .stream = head_stream, .fp32_products = ONEPASS_FP32_SPLIT};
@@ -190,10 +236,11 @@ static void test_prepared(void)
 /* A handle that may choose has the bits of the kernels here where they are faster, and cuBLAS's where they are not. */
 static void test_choice(void)
 {
-    static const int64_t shapes[][3] = {{300, 1024, 2048}, {16, 1100, 1030}, {200, 100, 3000}, {64, 256, 128}};
-    static const int splits[] = {1, 1, 0, 0};
+    static const int64_t shapes[][3] = {{300, 1024, 2048}, {16, 1100, 1030}, {200, 100, 3000},
+                                        {64, 256, 128},    {4096, 60, 2048}, {3000, 200, 1030}};
+    static const int splits[] = {1, 1, 0, 0, 1, 0}; /* the last is tall, but not the copy engine's to read */
     static const onepass_fp32_products ways[] = {ONEPASS_FP32_FULL, ONEPASS_FP32_SPLIT, ONEPASS_FP32_VENDOR};
-    for (int s = 0; s < 4; s++) {
+    for (int s = 0; s < 6; s++) {
         int64_t m = shapes[s][0], n = shapes[s][1], k = shapes[s][2];
         int64_t x_shape[] = {m, k}, w_shape[] = {n, k}, y_shape[] = {m, n};
         onep_operand x_data = timed_matrix(m, k), w_data = timed_matrix(n, k), y_data = timed_matrix(m, n);
@@ -300,6 +347,7 @@ int main(int count, char **arguments)
     test_shapes();
     test_layouts();
     test_families();
+    test_exchanged();
     test_pipelines();
     test_repeats();
     test_prepared();

@@ -134,20 +134,96 @@ static void test_parts(void)
     multiprocessors = 2;
 }
 
-/* Where it is chosen before cuBLAS: some shapes of the table in docs/performance.md, on either side of every border. */
+/*
+ * Operands that change places: around every edge of a tile, with a's depth along memory and across it, a bias of right
+ * rows or none, c's rows at even and at odd places, and in parts. Fields that make it impossible, one at a time.
+ */
+static void test_exchanged(void)
+{
+    static const int64_t shapes[][3] = {{128, 1, 4},    {128, 2, 68},   {132, 7, 64},   {257, 63, 8},  {259, 64, 132},
+                                        {260, 65, 200}, {383, 127, 36}, {256, 128, 64}, {300, 129, 4}, {520, 257, 20}};
+    test_random random = test_random_stream(++head_streams);
+    for (int s = 0; s < (int)(sizeof shapes / sizeof shapes[0]); s++)
+        for (int bias = 0; bias < 2; bias++) {
+            split_case c = split_plain_case(shapes[s][0], shapes[s][1], shapes[s][2]);
+            c.may_exchange = 1;
+            c.bias = bias;
+            c.statistics = 1; /* none are made */
+            c.a_swapped = c.m % 4 == 0 && bias != s % 2;
+            c.b_swapped = (int)test_random_below(&random, 2);
+            c.a_layout = test_random_below(&random, 2) ? PADDED : COMPACT;
+            c.b_layout = (head_layout)test_random_below(&random, LAYOUTS);
+            c.c_layout = (head_layout)((s + bias) % LAYOUTS);
+            split_try_case(&c);
+        }
+    for (int data = 0; data < FAMILIES; data++) {
+        split_case c = split_plain_case(140, 30, 200);
+        c.may_exchange = c.bias = 1;
+        c.data = (family)data;
+        c.a_swapped = data % 2;
+        split_try_case(&c);
+    }
+    for (int i = 0; i < 8; i++) { /* not exchanged, each for another reason */
+        split_case c = split_plain_case(i == 1 ? 127 : i == 2 ? 130 : 132, i == 2 ? 66 : 10, i == 3 ? 70 : 72);
+        c.may_exchange = i != 4;
+        c.a_layout = i == 5 ? SHIFTED : i == 6 ? STRIDED : COMPACT;
+        c.prepared = i == 7;
+        c.trial.ampere = i == 0;
+        split_try_case(&c);
+    }
+    multiprocessors = 9;
+    for (int i = 0; i < 6; i++) { /* in parts */
+        split_case c = split_plain_case(i % 2 ? 128 : 300, 20 + 23 * i, 600);
+        c.may_exchange = 1;
+        c.m = c.m < 2 * c.n ? 2 * c.n : c.m;
+        c.data = i == 3 ? INFINITE : i == 4 ? WIDE_CHUNKS : GAUSSIAN;
+        c.bias = i % 3 != 0;
+        c.c_layout = (head_layout)(i % LAYOUTS);
+        split_try_case(&c);
+    }
+    multiprocessors = 2;
+    split_case bands = split_plain_case(520, 260, 200); /* the ring goes on from tile to tile */
+    bands.may_exchange = bands.bias = 1;
+    bands.trial.units = 4;
+    split_try_case(&bands);
+}
+
+/*
+ * Where it is chosen before cuBLAS: some shapes of the table in docs/performance.md, on either side of every border, as
+ * they are and where operands may change places. A workspace is asked for where either is chosen.
+ */
 static void test_wins(void)
 {
     static const struct {
         int64_t m, n, k;
-        int wins;
-    } shapes[] = {{1024, 8192, 8192, 1}, {1024, 64, 4096, 0},   {4096, 64, 16384, 0}, {16, 1024, 1024, 1},
-                  {16, 4096, 256, 0},    {16, 16384, 64, 0},    {64, 256, 1024, 0},   {64, 1024, 4096, 1},
-                  {256, 1024, 1024, 1},  {1024, 1024, 256, 0},  {4096, 256, 256, 0},  {4096, 256, 4096, 1},
-                  {16384, 256, 256, 0},  {16384, 256, 1024, 1}, {1, 100, 100000, 0},  {0, 1024, 1024, 0},
-                  {1024, 1024, 0, 0},    {8192, 8192, 1024, 1}};
-    for (int i = 0; i < (int)(sizeof shapes / sizeof shapes[0]); i++)
-        CHECK(onep_split_wins(NULL, shapes[i].m, shapes[i].n, shapes[i].k) == shapes[i].wins, "%lld x %lld x %lld",
-              (long long)shapes[i].m, (long long)shapes[i].n, (long long)shapes[i].k);
+        int wins, wins_exchanged;
+    } shapes[] = {{1024, 8192, 8192, 1, 1}, {1024, 64, 4096, 0, 1},   {4096, 64, 16384, 0, 1}, {16, 1024, 1024, 1, 1},
+                  {16, 4096, 256, 0, 0},    {16, 16384, 64, 0, 0},    {64, 256, 1024, 0, 0},   {64, 1024, 4096, 1, 1},
+                  {256, 1024, 1024, 1, 1},  {1024, 1024, 256, 0, 0},  {4096, 256, 256, 0, 1},  {4096, 256, 4096, 1, 1},
+                  {16384, 256, 256, 0, 1},  {16384, 256, 1024, 1, 1}, {1, 100, 100000, 0, 0},  {0, 1024, 1024, 0, 0},
+                  {1024, 1024, 0, 0, 0},    {8192, 8192, 1024, 1, 1}, {256, 64, 1024, 0, 0},   {1024, 64, 256, 0, 0},
+                  {4096, 64, 64, 0, 0},     {16384, 64, 4096, 0, 1},  {100, 1, 1000000, 0, 0}, {4096, 1, 4096, 0, 1}};
+    static float memory[4] __attribute__((aligned(16)));
+    for (int i = 0; i < (int)(sizeof shapes / sizeof shapes[0]); i++) {
+        int64_t m = shapes[i].m, n = shapes[i].n, k = shapes[i].k;
+        test_context("choice, %lld x %lld x %lld", (long long)m, (long long)n, (long long)k);
+        onep_operand compact = {.data = (char *)memory, .row_stride = {k * 4}, .col_stride = 4, .type = ONEP_F32};
+        onep_product p = {.m = m, .n = n, .k = k, .a = compact, .b = compact, .c = compact, .math = ONEP_MATH_BEST};
+        p.a_rows = split_rows_of(m);
+        p.b_rows = split_rows_of(n);
+        p.c_rows = split_rows_of(m);
+        CHECK(onep_split_wins(NULL, &p) == shapes[i].wins, "as it is");
+        CHECK((onep_split_workspace(NULL, &p) > 0) == shapes[i].wins, "a workspace as it is");
+        p.may_exchange = 1;
+        CHECK(onep_split_wins(NULL, &p) == shapes[i].wins_exchanged, "if operands may change places");
+        CHECK((onep_split_workspace(NULL, &p) > 0) == shapes[i].wins_exchanged, "a workspace, then");
+        onep_product unlike = p;
+        unlike.a.data += 4; /* the copy engine does not read it */
+        CHECK(onep_split_wins(NULL, &unlike) == shapes[i].wins, "a not aligned");
+        unlike = p;
+        unlike.b_planes = memory;
+        CHECK(onep_split_wins(NULL, &unlike) == shapes[i].wins, "b prepared");
+    }
 }
 
 int main(void)
@@ -160,6 +236,7 @@ int main(void)
     test_families();
     test_pipelines();
     test_parts();
+    test_exchanged();
     test_wins();
     return test_end();
 }

@@ -338,6 +338,7 @@ static onep_product input_product(const onep_head_backward_problem *p, const one
         .c = p->grad_input,
         .c_rows = rows_of(p->rows.count),
         .math = math,
+        .may_exchange = 1,
     };
 }
 
@@ -357,6 +358,7 @@ static onep_product weight_product(const onep_head_backward_problem *p, const on
         .c = p->grad_weight,
         .c_rows = rows_of(p->columns),
         .math = math,
+        .may_exchange = 1,
     };
 }
 

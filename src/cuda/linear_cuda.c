@@ -32,6 +32,7 @@ size_t onep_linear_cuda_workspace(onep_cuda *cuda, const onep_linear_problem *p,
     for (int i = 0; i < 4; i++) {
         products[i].operator_name = "linear";
         products[i].math = math;
+        products[i].may_exchange = 1;
         size_t bytes = onep_product_workspace(cuda, &products[i]);
         most = bytes > most ? bytes : most;
     }
@@ -71,6 +72,7 @@ onepass_status onep_linear_cuda_run(onep_cuda *cuda, const onep_linear_problem *
         .bias = p->bias,
         .math = math,
         .b_planes = p->prepared,
+        .may_exchange = 1,
     };
     return onep_product_run(cuda, &product, aligned(p->workspace));
 }
@@ -91,6 +93,7 @@ onepass_status onep_linear_backward_cuda_run(onep_cuda *cuda, const onep_linear_
         .c = p->grad_input,
         .c_rows = p->rows,
         .math = math,
+        .may_exchange = 1,
     };
     onep_product to_weight = {
         .operator_name = "linear_backward",
@@ -106,6 +109,7 @@ onepass_status onep_linear_backward_cuda_run(onep_cuda *cuda, const onep_linear_
         .c = p->grad_weight,
         .c_rows = weight_rows(p->columns),
         .math = math,
+        .may_exchange = 1,
     };
     void *workspace = aligned(p->workspace);
     onepass_status status = ONEPASS_OK;

@@ -145,10 +145,13 @@ static size_t lt_workspace(onep_cublaslt *lt, const onep_product *p)
     return plan ? onep_cublaslt_workspace(plan) : 0;
 }
 
-/* By math, device and shape, so that whoever asks before a call and the call itself hear the same. */
+/*
+ * By math, device and shape, so that whoever asks before a call and the call itself hear the same; of a tall product
+ * whose operands may change places also by how a lies.
+ */
 static int wants_split(const onep_cuda *cuda, const onep_product *p)
 {
-    return p->math == ONEP_MATH_SPLIT || (p->math == ONEP_MATH_BEST && onep_split_wins(cuda, p->m, p->n, p->k));
+    return p->math == ONEP_MATH_SPLIT || (p->math == ONEP_MATH_BEST && onep_split_wins(cuda, p));
 }
 
 size_t onep_product_workspace(onep_cuda *cuda, const onep_product *p)
@@ -161,7 +164,8 @@ size_t onep_product_workspace(onep_cuda *cuda, const onep_product *p)
         onep_cuda_leave(cuda, mode);
     }
     /* whichever of them will take it, once all of it is known */
-    size_t split = wants_split(cuda, p) ? onep_split_workspace(cuda, p) : 0;
+    int may_split = p->math == ONEP_MATH_SPLIT || p->math == ONEP_MATH_BEST;
+    size_t split = may_split ? onep_split_workspace(cuda, p) : 0;
     return split > bytes ? split : bytes;
 }
 

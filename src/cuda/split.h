@@ -4,7 +4,8 @@
  * device and the driver have them, those of Ampere elsewhere.
  *
  * Of c[m][n] = sum over k of a(m, k) b(n, k) + bias[n] the operand b, a weight mostly, is the left one: it goes to the
- * tensor cores as it is if the copy engine can read it, and otherwise as planes, like a.
+ * tensor cores as it is if the copy engine can read it, and otherwise as planes, like a. Where a has twice the rows of
+ * b or more the two change places, if they may: see onep_split_exchanges.
  */
 #ifndef ONEP_SPLIT_H
 #define ONEP_SPLIT_H
@@ -22,12 +23,21 @@ onepass_status onep_split_prepare(onep_cuda *cuda, const char *operator_name, co
 int onep_split_takes(const onep_cuda *cuda, const onep_product *product);
 
 /*
- * True if it is faster than cuBLAS's fp32 there: on Hopper, by measurement (the table is in docs/performance.md). Other
- * devices have not been measured.
+ * True if a is the left operand, with the bits that has: product->may_exchange is set, b is not prepared, statistics
+ * are not wanted, the device has a copy engine that can read a, and m is at least 128 and at least 2 n.
  */
-int onep_split_wins(const onep_cuda *cuda, int64_t m, int64_t n, int64_t k);
+int onep_split_exchanges(const onep_cuda *cuda, const onep_product *product);
 
-/* Bytes of workspace; by shape, and by strides and alignment of b. */
+/*
+ * True if it is faster than cuBLAS's fp32 there: on Hopper, by measurement (the table is in docs/performance.md). Other
+ * devices have not been measured. By the shape, and by which operand is the left one.
+ */
+int onep_split_wins(const onep_cuda *cuda, const onep_product *product);
+
+/*
+ * Bytes of workspace; by shape, and by strides and alignment of b. Enough whatever a is like; with ONEP_MATH_BEST 0 if
+ * it cannot be faster than cuBLAS.
+ */
 size_t onep_split_workspace(const onep_cuda *cuda, const onep_product *product);
 
 /* Rows of a that one set of column statistics is over, if the product can make them on its way; 0 if not. */

@@ -63,9 +63,9 @@ enum {
 };
 
 /*
- * c(i, j) = sum over k of left(i, k) right(j, k) + bias[i], for rows i of the left and j of the right operand; i is
- * what neighbours in memory differ in. The right operand is split and scaled by rows, the left one by chunks of rows:
- * in planes, or as it is, then tile by tile on the way into the tensor cores.
+ * c(i, j) = sum over k of left(i, k) right(j, k) + bias[i], or bias[j], for rows i of the left and j of the right
+ * operand. The right operand is split and scaled by rows, the left one by chunks of rows: in planes, or as it is, then
+ * tile by tile on the way into the tensor cores.
  */
 typedef struct onep_split_product_args {
     onep_tensor_map left[2], right[2]; /* high and low; left: only the first if it is not split */
@@ -76,6 +76,7 @@ typedef struct onep_split_product_args {
     long long c_left_stride, c_right_stride; /* bytes */
     onep_head_matrix bias;
     long long left_rows, right_rows, depth, pitch;
+    int bias_right; /* the bias is there, and belongs to right rows; only with a copy engine */
     int left_tiles, right_tiles, chunks;
     int splits, split_chunks; /* few tiles: the depth is cut into so many parts of so many chunks, */
     long long split_stride;   /* and each part makes a c of its own, so many bytes on */

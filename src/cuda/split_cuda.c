@@ -48,13 +48,11 @@ static int copied(const onep_split_side *side, int64_t near, int64_t far, int64_
            (far_count == 1 || (far > 0 && far % 16 == 0 && far < (int64_t)1 << 40));
 }
 
-static left_kind kind_of(const onep_product *p, const onep_split_side *left)
+static left_kind kind_of(const onep_split_side *left, int64_t rows, int64_t depth)
 {
-    if (p->b_planes)
-        return LEFT_PLANES;
-    if (copied(left, left->depth_stride, left->row_stride, p->n))
+    if (copied(left, left->depth_stride, left->row_stride, rows))
         return LEFT_ALONG;
-    return copied(left, left->row_stride, left->depth_stride, p->k) ? LEFT_ACROSS : LEFT_PLANES;
+    return copied(left, left->row_stride, left->depth_stride, depth) ? LEFT_ACROSS : LEFT_PLANES;
 }
 
 /* True if Hopper's kernels are in this library and can be launched. */
@@ -150,11 +148,52 @@ onepass_status onep_split_prepare(onep_cuda *cuda, const char *operator_name, co
     return fill_planes(cuda, operator_name, &side, &to, rows->count, depth, 1);
 }
 
+/* ---- which operand is the left one ------------------------------------------------------------------------------- */
+
+/*
+ * The left operand is b, unless a is taller, is left_kind's to read, and may be: then it is a. Planes of b, which is
+ * smaller, take less time than those of a, and b need not fill the 128 rows of a tile. By the shape, and by what the
+ * caller allows, as far as a is not known yet.
+ */
+static int may_exchange(const onep_cuda *cuda, const onep_product *p)
+{
+    return p->may_exchange && !p->b_planes && !p->partial && p->m >= ONEP_SPLIT_LEFT && p->n <= p->m / 2 &&
+           !p->trial.ampere && has_hopper(cuda);
+}
+
+int onep_split_exchanges(const onep_cuda *cuda, const onep_product *p)
+{
+    onep_split_side a;
+    return may_exchange(cuda, p) && side_of(&p->a, &p->a_rows, p->a_swapped, &a) &&
+           kind_of(&a, p->m, p->k) != LEFT_PLANES;
+}
+
+/*
+ * By measurement. Three launches and a tile take longer than a small product by cuBLAS; of a tall right operand the
+ * planes count too.
+ */
+static int wins(const onep_cuda *cuda, int64_t left_rows, int64_t right_rows, int64_t depth)
+{
+    if (left_rows < ONEP_SPLIT_LEFT || right_rows < 1 || depth < 1 || !has_hopper(cuda))
+        return 0; /* less than a tile */
+    double work = (double)left_rows * (double)right_rows * (double)depth;
+    return work >= (right_rows > 8 * left_rows ? 0x1p32 : 0x1p29) || (right_rows <= 256 && work >= 0x1p28) ||
+           (right_rows <= 16 && depth >= 1024 && work >= 0x1p24);
+}
+
+int onep_split_wins(const onep_cuda *cuda, const onep_product *p)
+{
+    return onep_split_exchanges(cuda, p) ? wins(cuda, p->m, p->n, p->k) : wins(cuda, p->n, p->m, p->k);
+}
+
 /* ---- a product --------------------------------------------------------------------------------------------------- */
 
 /* All that is known of a product before it is launched. */
 typedef struct plan {
+    int exchanged; /* a is the left operand, not b */
     onep_split_side left, right;
+    int64_t left_rows, right_rows;
+    int64_t c_left_stride, c_right_stride; /* bytes */
     left_kind kind;
     int copy_engine;
     int width;  /* right rows of a tile */
@@ -165,63 +204,70 @@ typedef struct plan {
     size_t bytes;
 } plan;
 
-static int width_of(int64_t m)
+static int width_of(int64_t right_rows)
 {
-    return m <= 64 ? 64 : m <= 128 ? 128 : 256;
+    return right_rows <= 64 ? 64 : right_rows <= 128 ? 128 : 256;
 }
 
 /*
  * Where there are fewer tiles than the device has multiprocessors, the depth is cut into parts of at least 4 chunks, so
  * that all of them read the left operand at once. By the shape and the number of multiprocessors alone.
  */
-static void cut_depth(const onep_cuda *cuda, const onep_product *p, plan *to)
+static void cut_depth(const onep_cuda *cuda, int64_t depth, plan *to)
 {
     enum { LEAST_CHUNKS = 4, MOST_SPLITS = 16 };
-    int64_t multiprocessors = onep_cuda_multiprocessors(cuda), left_tiles = div_up(p->n, ONEP_SPLIT_LEFT);
+    int64_t multiprocessors = onep_cuda_multiprocessors(cuda), left_tiles = div_up(to->left_rows, ONEP_SPLIT_LEFT);
     to->blocks = left_tiles > 1 && multiprocessors > 1 ? 2 : 1;
-    int64_t clusters = div_up(left_tiles, to->blocks) * div_up(p->m, to->width);
-    int64_t splits = multiprocessors / to->blocks / clusters, chunks = pitch_of(p->k) / ONEP_SPLIT_CHUNK;
+    int64_t clusters = div_up(left_tiles, to->blocks) * div_up(to->right_rows, to->width);
+    int64_t splits = multiprocessors / to->blocks / clusters, chunks = pitch_of(depth) / ONEP_SPLIT_CHUNK;
     splits = splits < chunks / LEAST_CHUNKS ? splits : chunks / LEAST_CHUNKS;
     splits = splits < MOST_SPLITS ? splits : MOST_SPLITS;
     to->splits = splits > 1 ? (int)div_up(chunks, div_up(chunks, splits)) : 1;
 }
 
-/* How a product is laid out: what does not depend on where operands lie. Returns the bytes of its parts. */
-static size_t lay_out(const onep_cuda *cuda, const onep_product *p, plan *to)
+/* How a product is laid out, all but the sides. `kind`: how the copy engine reads the left operand, if it does. */
+static void lay_out(const onep_cuda *cuda, const onep_product *p, int exchanged, left_kind kind, char *workspace,
+                    plan *to)
 {
+    memset(to, 0, sizeof *to);
+    to->exchanged = exchanged;
+    to->left_rows = exchanged ? p->m : p->n;
+    to->right_rows = exchanged ? p->n : p->m;
     to->copy_engine = has_hopper(cuda) && !p->trial.ampere;
-    to->width = to->copy_engine ? width_of(p->m) : (int)ONEP_SPLIT_AMPERE_RIGHT;
+    to->kind = to->copy_engine && !p->b_planes ? kind : LEFT_PLANES;
+    to->width = to->copy_engine ? width_of(to->right_rows) : (int)ONEP_SPLIT_AMPERE_RIGHT;
     to->blocks = to->splits = 1;
     if (to->copy_engine)
-        cut_depth(cuda, p, to);
-    return to->splits > 1 ? rounded(to->splits * p->m * p->n * 4) : 0;
+        cut_depth(cuda, p->k, to);
+    to->bytes = place_planes(workspace, to->right_rows, p->k, 0, &to->right_planes);
+    to->parts = workspace ? workspace + to->bytes : NULL;
+    to->bytes += to->splits > 1 ? rounded(to->splits * p->m * p->n * 4) : 0;
+    if (p->b_planes)
+        place_planes((char *)(uintptr_t)p->b_planes, p->n, p->k, 1, &to->left_planes);
+    else if (to->kind == LEFT_PLANES)
+        to->bytes += place_planes(workspace ? workspace + to->bytes : NULL, to->left_rows, p->k, 1, &to->left_planes);
 }
 
 static int make_plan(const onep_cuda *cuda, const onep_product *p, char *workspace, plan *to)
 {
     /* blocks, tiles and coordinates are counted in 32 bits */
     const int64_t most = INT32_MAX - 1024;
-    memset(to, 0, sizeof *to);
     if (p->m < 1 || p->n < 1 || p->k < 1 || p->m > most || p->n > most || p->k > most || p->c.type != ONEP_F32 ||
         (p->bias.data && p->bias.type != ONEP_F32))
         return 0;
-    onep_split_side c;
-    if (!side_of(&p->b, &p->b_rows, p->b_swapped, &to->left) || !side_of(&p->a, &p->a_rows, p->a_swapped, &to->right) ||
+    onep_split_side a, b, c;
+    if (!side_of(&p->a, &p->a_rows, p->a_swapped, &a) || !side_of(&p->b, &p->b_rows, p->b_swapped, &b) ||
         !side_of(&p->c, &p->c_rows, 0, &c))
         return 0;
-    int64_t chunks = pitch_of(p->k) / ONEP_SPLIT_CHUNK;
-    if (p->n * chunks > most || div_up(p->n, ONEP_SPLIT_AMPERE_LEFT) * div_up(p->m, ONEP_SPLIT_AMPERE_RIGHT) > most)
-        return 0;
-    size_t parts = lay_out(cuda, p, to);
-    to->kind = to->copy_engine ? kind_of(p, &to->left) : LEFT_PLANES;
-    to->bytes = place_planes(workspace, p->m, p->k, 0, &to->right_planes);
-    to->parts = workspace ? workspace + to->bytes : NULL;
-    to->bytes += parts;
-    if (p->b_planes)
-        place_planes((char *)(uintptr_t)p->b_planes, p->n, p->k, 1, &to->left_planes);
-    else if (to->kind == LEFT_PLANES)
-        to->bytes += place_planes(workspace ? workspace + to->bytes : NULL, p->n, p->k, 1, &to->left_planes);
-    return 1;
+    int exchanged = onep_split_exchanges(cuda, p);
+    lay_out(cuda, p, exchanged, exchanged ? kind_of(&a, p->m, p->k) : kind_of(&b, p->n, p->k), workspace, to);
+    to->left = exchanged ? a : b;
+    to->right = exchanged ? b : a;
+    to->c_left_stride = exchanged ? c.row_stride : c.depth_stride;
+    to->c_right_stride = exchanged ? c.depth_stride : c.row_stride;
+    int64_t chunks = to->right_planes.pitch / ONEP_SPLIT_CHUNK;
+    return (to->kind != LEFT_PLANES || to->left_rows * chunks <= most) &&
+           div_up(to->left_rows, ONEP_SPLIT_AMPERE_LEFT) * div_up(to->right_rows, ONEP_SPLIT_AMPERE_RIGHT) <= most;
 }
 
 int onep_split_takes(const onep_cuda *cuda, const onep_product *product)
@@ -230,40 +276,37 @@ int onep_split_takes(const onep_cuda *cuda, const onep_product *product)
     return make_plan(cuda, product, NULL, &unused);
 }
 
-int onep_split_wins(const onep_cuda *cuda, int64_t m, int64_t n, int64_t k)
-{
-    if (n < ONEP_SPLIT_LEFT || m < 1 || k < 1 || !has_hopper(cuda))
-        return 0; /* less than a tile */
-    /* Three launches and a tile take longer than a small product by cuBLAS; of a tall input the planes count too. */
-    double work = (double)m * (double)n * (double)k;
-    return work >= (m > 8 * n ? 0x1p32 : 0x1p29) || (m <= 256 && work >= 0x1p28) ||
-           (m <= 16 && k >= 1024 && work >= 0x1p24);
-}
-
 size_t onep_split_workspace(const onep_cuda *cuda, const onep_product *p)
 {
-    onep_split_side left;
-    planes unused;
-    if (p->m < 1 || p->n < 1 || p->k < 1 || !side_of(&p->b, &p->b_rows, p->b_swapped, &left))
-        return 0;
+    onep_split_side b;
     plan made;
-    size_t bytes = lay_out(cuda, p, &made) + place_planes(NULL, p->m, p->k, 0, &unused);
-    if (!p->b_planes && (!made.copy_engine || kind_of(p, &left) == LEFT_PLANES))
-        bytes += place_planes(NULL, p->n, p->k, 1, &unused);
-    return bytes;
+    size_t most = 0;
+    if (p->m < 1 || p->n < 1 || p->k < 1 || !side_of(&p->b, &p->b_rows, p->b_swapped, &b))
+        return 0;
+    int always = p->math != ONEP_MATH_BEST;
+    if (always || wins(cuda, p->n, p->m, p->k)) {
+        lay_out(cuda, p, 0, kind_of(&b, p->n, p->k), NULL, &made);
+        most = made.bytes;
+    }
+    if (may_exchange(cuda, p) && (always || wins(cuda, p->m, p->n, p->k))) {
+        lay_out(cuda, p, 1, LEFT_ALONG, NULL, &made);
+        most = made.bytes > most ? made.bytes : most;
+    }
+    return most;
 }
 
 int64_t onep_split_statistics_rows(const onep_cuda *cuda, const onep_product *product)
 {
     plan made;
-    return make_plan(cuda, product, NULL, &made) && made.copy_engine && made.splits == 1 ? made.width : 0;
+    return make_plan(cuda, product, NULL, &made) && made.copy_engine && made.splits == 1 && !made.exchanged ? made.width
+                                                                                                            : 0;
 }
 
 int64_t onep_split_part_depth(const onep_cuda *cuda, const onep_product *product)
 {
     plan made;
-    lay_out(cuda, product, &made);
-    return div_up(pitch_of(product->k) / ONEP_SPLIT_CHUNK, made.splits) * ONEP_SPLIT_CHUNK;
+    lay_out(cuda, product, onep_split_exchanges(cuda, product), LEFT_ALONG, NULL, &made);
+    return div_up(made.right_planes.pitch / ONEP_SPLIT_CHUNK, made.splits) * ONEP_SPLIT_CHUNK;
 }
 
 static onepass_status describe_planes(onep_cuda *cuda, const char *operator_name, const planes *from, int64_t rows,
@@ -281,14 +324,15 @@ static onepass_status describe_planes(onep_cuda *cuda, const char *operator_name
 static onepass_status describe(onep_cuda *cuda, const onep_product *p, const plan *made, onep_split_product_args *args)
 {
     int unit = made->width < 128 ? made->width : 128;
-    onepass_status status =
-        describe_planes(cuda, p->operator_name, &made->right_planes, p->m, unit / args->blocks, args->right);
+    onepass_status status = describe_planes(cuda, p->operator_name, &made->right_planes, made->right_rows,
+                                            unit / args->blocks, args->right);
     if (status != ONEPASS_OK)
         return status;
     if (made->kind == LEFT_PLANES)
-        return describe_planes(cuda, p->operator_name, &made->left_planes, p->n, ONEP_SPLIT_LEFT, args->left);
+        return describe_planes(cuda, p->operator_name, &made->left_planes, made->left_rows, ONEP_SPLIT_LEFT,
+                               args->left);
     int along = made->kind == LEFT_ALONG;
-    int64_t rows = along ? p->n : p->k, columns = along ? p->k : p->n;
+    int64_t rows = along ? made->left_rows : p->k, columns = along ? p->k : made->left_rows;
     int64_t stride = along ? made->left.row_stride : made->left.depth_stride;
     if (rows == 1)
         stride = div_up(columns * 4, 16) * 16; /* any that is allowed */
@@ -300,17 +344,18 @@ static onepass_status run_hopper(onep_cuda *cuda, const onep_product *p, const p
                                  onep_split_product_args *args)
 {
     static const char *const kinds[] = {[LEFT_PLANES] = "planes", [LEFT_ALONG] = "along", [LEFT_ACROSS] = "across"};
-    args->left_tiles = (int)div_up(p->n, ONEP_SPLIT_LEFT);
-    args->right_tiles = (int)div_up(p->m, made->width);
+    args->left_tiles = (int)div_up(made->left_rows, ONEP_SPLIT_LEFT);
+    args->right_tiles = (int)div_up(made->right_rows, made->width);
     args->blocks = made->blocks;
     args->splits = made->splits;
     args->split_chunks = (int)div_up(args->chunks, made->splits);
     if (made->splits > 1) {
         args->c = made->parts;
-        args->c_left_stride = 4;
-        args->c_right_stride = p->n * 4;
+        args->c_left_stride = made->exchanged ? p->n * 4 : 4;
+        args->c_right_stride = made->exchanged ? 4 : p->n * 4;
         args->split_stride = p->m * p->n * 4;
         args->bias.data = NULL;
+        args->bias_right = 0;
     }
     args->units = p->trial.units ? p->trial.units : (int)ONEP_SPLIT_UNITS;
     onepass_status status = describe(cuda, p, made, args);
@@ -325,14 +370,14 @@ static onepass_status run_hopper(onep_cuda *cuda, const onep_product *p, const p
                                     ONEP_SPLIT_PRODUCT_THREADS, (unsigned)args->blocks, ONEP_SPLIT_SHARED, args);
 }
 
-static onepass_status merge_parts(onep_cuda *cuda, const onep_product *p, const plan *made, const onep_split_side *c)
+static onepass_status merge_parts(onep_cuda *cuda, const onep_product *p, const plan *made)
 {
     enum { MOST_BLOCKS = 1024 };
     onep_split_merge_args args = {
         .parts = (const float *)(const void *)made->parts,
         .c = p->c.data,
-        .c_row_stride = c->row_stride,
-        .c_col_stride = c->depth_stride,
+        .c_row_stride = made->exchanged ? made->c_left_stride : made->c_right_stride,
+        .c_col_stride = made->exchanged ? made->c_right_stride : made->c_left_stride,
         .bias = {p->bias.data, 0, p->bias.col_stride, (int)p->bias.type},
         .m = p->m,
         .n = p->n,
@@ -349,8 +394,8 @@ static onepass_status run_ampere(onep_cuda *cuda, const onep_product *p, const p
 {
     args->splits = 1;
     args->split_chunks = args->chunks;
-    args->left_tiles = (int)div_up(p->n, ONEP_SPLIT_AMPERE_LEFT);
-    args->right_tiles = (int)div_up(p->m, ONEP_SPLIT_AMPERE_RIGHT);
+    args->left_tiles = (int)div_up(made->left_rows, ONEP_SPLIT_AMPERE_LEFT);
+    args->right_tiles = (int)div_up(made->right_rows, ONEP_SPLIT_AMPERE_RIGHT);
     args->left_high = made->left_planes.high;
     args->left_low = made->left_planes.low;
     args->right_high = made->right_planes.high;
@@ -363,14 +408,13 @@ static onepass_status run_ampere(onep_cuda *cuda, const onep_product *p, const p
 onepass_status onep_split_run(onep_cuda *cuda, const onep_product *p, void *workspace)
 {
     plan made;
-    onep_split_side c;
-    if (!make_plan(cuda, p, (char *)workspace, &made) || !side_of(&p->c, &p->c_rows, 0, &c))
+    if (!make_plan(cuda, p, (char *)workspace, &made))
         return onep_fail(ONEPASS_UNSUPPORTED, "%s: not a product of fp32 matrices", p->operator_name);
     onepass_status status = ONEPASS_OK;
     if (made.kind == LEFT_PLANES && !p->b_planes)
-        status = fill_planes(cuda, p->operator_name, &made.left, &made.left_planes, p->n, p->k, 1);
+        status = fill_planes(cuda, p->operator_name, &made.left, &made.left_planes, made.left_rows, p->k, 1);
     if (status == ONEPASS_OK)
-        status = fill_planes(cuda, p->operator_name, &made.right, &made.right_planes, p->m, p->k, 0);
+        status = fill_planes(cuda, p->operator_name, &made.right, &made.right_planes, made.right_rows, p->k, 0);
     if (status != ONEPASS_OK)
         return status;
     onep_split_product_args args = {
@@ -379,13 +423,14 @@ onepass_status onep_split_run(onep_cuda *cuda, const onep_product *p, void *work
         .left_side = made.left,
         .right_side = made.right,
         .c = p->c.data,
-        .c_left_stride = c.depth_stride,
-        .c_right_stride = c.row_stride,
+        .c_left_stride = made.c_left_stride,
+        .c_right_stride = made.c_right_stride,
         .bias = {p->bias.data, 0, p->bias.col_stride, (int)p->bias.type},
-        .left_rows = p->n,
-        .right_rows = p->m,
+        .left_rows = made.left_rows,
+        .right_rows = made.right_rows,
         .depth = p->k,
         .pitch = made.right_planes.pitch,
+        .bias_right = made.exchanged && p->bias.data,
         .chunks = (int)(made.right_planes.pitch / ONEP_SPLIT_CHUNK),
         .partial = p->partial,
         .delays = {p->trial.copy_delay, p->trial.multiply_delay},
@@ -393,5 +438,5 @@ onepass_status onep_split_run(onep_cuda *cuda, const onep_product *p, void *work
     if (!made.copy_engine)
         return run_ampere(cuda, p, &made, &args);
     status = run_hopper(cuda, p, &made, &args);
-    return status == ONEPASS_OK && made.splits > 1 ? merge_parts(cuda, p, &made, &c) : status;
+    return status == ONEPASS_OK && made.splits > 1 ? merge_parts(cuda, p, &made) : status;
 }

@@ -233,6 +233,40 @@ __device__ __forceinline__ void keep_statistics(const row_statistics &s, double 
         *reinterpret_cast<double2 *>(to) = make_double2(mean, m2);
 }
 
+/* What is added to a right row's elements. */
+__device__ __forceinline__ float right_bias(const onep_split_product_args &a, long long j)
+{
+    return j < a.right_rows ? *reinterpret_cast<const float *>(a.bias.data + j * a.bias.col_stride)
+                                           : -0.0f;
+}
+
+/*
+ * Adds it to a tile's sums. Of every 64 right rows a lane loads two, 2 lane and the next, and hands them to the lanes
+ * that have them.
+ */
+template <int WIDTH, int HALVES>
+__device__ __forceinline__ void add_right_bias(const onep_split_product_args &a, float (&sums)[HALVES][WIDTH / 2],
+                                               long long first)
+{
+    const int lane = threadIdx.x % 32;
+    first -= 2 * (lane % 4);
+#pragma unroll
+    for (int s = 0; s < HALVES * WIDTH / 64; s++) {
+        const float mine[2] = {right_bias(a, first + 64 * s + 2 * lane), right_bias(a, first + 64 * s + 2 * lane + 1)};
+#pragma unroll
+        for (int n = 8 * s; n < 8 * s + 8; n++)
+#pragma unroll
+            for (int e = 0; e < 2; e++) {
+                const float theirs = __shfl_sync(~0u, mine[e], 4 * (n % 8) + lane % 4);
+#pragma unroll
+                for (int r = 0; r < 2; r++) {
+                    float &y = sums[8 * n / WIDTH][4 * n % (WIDTH / 2) + 2 * r + e];
+                    y = __fadd_rn(y, theirs); /* after a rounding of its own */
+                }
+            }
+    }
+}
+
 /*
  * Scales the sums and stores them; then, if there is an infinity in one of the thread's rows, makes its elements again
  * one by one. A thread has rows `row` and `row` + 8 of the left operand, and of the right one rows 8 n and 8 n + 1 from
@@ -258,7 +292,7 @@ __device__ __forceinline__ void finish_tile(const onep_split_product_args &a, fl
     float bias[2] = {-0.0f, -0.0f}; /* which changes nothing when it is added */
 #pragma unroll
     for (int r = 0; r < 2; r++)
-        if (a.bias.data && inside[r])
+        if (a.bias.data && !a.bias_right && inside[r])
             bias[r] = *reinterpret_cast<const float *>(a.bias.data + (row + 8 * r) * a.bias.col_stride);
 #pragma unroll
     for (int n = 0; n < HALVES * WIDTH / 8; n++) {
@@ -271,12 +305,27 @@ __device__ __forceinline__ void finish_tile(const onep_split_product_args &a, fl
             y = __fadd_rn(y, bias[e / 2]); /* after a rounding of its own */
         }
     }
+    if (a.bias_right)
+        add_right_bias<WIDTH, HALVES>(a, sums, first);
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         char *at = a.c + split * a.split_stride + (row + 8 * r) * a.c_left_stride + first * a.c_right_stride;
+        if (!inside[r])
+            continue;
+        if (a.c_right_stride == 4 && (unsigned long long)at % 8 == 0) { /* right neighbours are neighbours in memory */
+#pragma unroll
+            for (int n = 0; n < HALVES * WIDTH / 8; n++) {
+                const float *two = &sums[8 * n / WIDTH][4 * n % (WIDTH / 2) + 2 * r];
+                if (8 * n + 1 < reach)
+                    *reinterpret_cast<float2 *>(at + 32 * n) = make_float2(two[0], two[1]);
+                else if (8 * n < reach)
+                    *reinterpret_cast<float *>(at + 32 * n) = two[0];
+            }
+            continue;
+        }
 #pragma unroll
         for (int n = 0; n < HALVES * WIDTH / 4; n++) {
-            if (inside[r] && 4 * (n & ~1) + (n & 1) < reach)
+            if (4 * (n & ~1) + (n & 1) < reach)
                 *reinterpret_cast<float *>(at) = sums[4 * n / WIDTH][2 * (n & ~1) % (WIDTH / 2) + 2 * r + (n & 1)];
             at += (n & 1 ? 7 : 1) * a.c_right_stride;
         }
@@ -289,8 +338,8 @@ __device__ __forceinline__ void finish_tile(const onep_split_product_args &a, fl
             if ((second ? inside[1] : inside[0]) && j < reach &&
                 (!(second ? summed[1] : summed[0]) || a.right_exponents[first + j] == ONEP_SPLIT_INFINITE)) {
                 const long long i = second ? row + 8 : row;
-                *element_at(a, i, first + j, split) =
-                    __fadd_rn(plain_sum(a, i, first + j, split), second ? bias[1] : bias[0]);
+                const float added = a.bias_right ? right_bias(a, first + j) : second ? bias[1] : bias[0];
+                *element_at(a, i, first + j, split) = __fadd_rn(plain_sum(a, i, first + j, split), added);
             }
         }
     }
