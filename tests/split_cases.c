@@ -364,3 +364,15 @@ split_case split_plain_case(int64_t m, int64_t n, int64_t k)
 {
     return (split_case){.m = m, .n = n, .k = k, .data = GAUSSIAN, .math = ONEP_MATH_SPLIT};
 }
+
+void split_try_depths(int64_t longest)
+{
+    static const int64_t depths[][2] = {{1020, 1}, {1024, 1}, {1028, 1}, {4100, 0},  {4096, 0},
+                                        {4101, 0}, {8196, 0}, {8192, 0}, {16384, 0}, {16388, 0}};
+    for (int i = 0; i < (int)(sizeof depths / sizeof depths[0]); i++) {
+        split_case c = split_plain_case(3, 2, depths[i][0]);
+        c.a_swapped = (int)depths[i][1];
+        if (c.k <= longest)
+            split_try_case(&c);
+    }
+}

@@ -59,6 +59,10 @@ void split_run_case(const split_case *c, split_made *made);
 /* Runs it and compares every bit. */
 void split_try_case(const split_case *c);
 
+/* Depths around what the kernels hold in registers, up to `longest`: along memory, across it, and with no whole fours.
+ */
+void split_try_depths(int64_t longest);
+
 onep_rows split_rows_of(int64_t count);
 void *split_must_have(size_t bytes);
 

@@ -346,6 +346,7 @@ int main(int count, char **arguments)
     }
     test_shapes();
     test_layouts();
+    split_try_depths(INT64_MAX);
     test_families();
     test_exchanged();
     test_pipelines();

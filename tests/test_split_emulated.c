@@ -233,6 +233,7 @@ int main(void)
     head_handle = &handle;
     test_shapes();
     test_layouts();
+    split_try_depths(8196);
     test_families();
     test_pipelines();
     test_parts();
