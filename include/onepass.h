@@ -272,9 +272,9 @@ ONEPASS_API onepass_status onepass_linear_workspace_size(onepass_handle *handle,
 
 /*
  * A weight in the form that ONEPASS_FP32_SPLIT multiplies, made once for many calls, each of which is then shorter; the
- * bits of its result are the same. But for onepass_linear with at least 128 rows of input and at least 2 N: without it
- * that is shorter mostly, and has bits of its own. For handles of ONEPASS_FP32_SPLIT, and of ONEPASS_FP32_FULL, which
- * use it for the shapes they multiply that way. `prepared` is device memory of the caller, at a multiple of 256 bytes.
+ * bits of its result are the same. For handles of ONEPASS_FP32_SPLIT, and of ONEPASS_FP32_FULL, which use it for the
+ * shapes they multiply that way; onepass_linear does without if it has at least 128 rows of input and at least 2 N.
+ * `prepared` is device memory of the caller, at a multiple of 256 bytes.
  * It is of the weight as it was: whoever changes the weight prepares it again. The weight [N, K] is fp32.
  */
 ONEPASS_API onepass_status onepass_prepare_weight(onepass_handle *handle, const onepass_tensor *weight, void *prepared,

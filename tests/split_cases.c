@@ -89,8 +89,8 @@ static int should_exchange(const split_case *c)
     int64_t rows = c->a_swapped ? c->k : c->m, columns = c->a_swapped ? c->m : c->k;
     int packed = c->a_layout == COMPACT || c->a_layout == PADDED;
     int aligned = columns % 4 == 0 || rows == 1 || (columns == 1 && c->a_layout == COMPACT);
-    return c->may_exchange && !c->prepared && !c->trial.ampere && c->m >= 128 && c->m >= 2 * c->n && packed &&
-           aligned && onep_cuda_has_copy_engine(head_handle->cuda);
+    return c->may_exchange && !c->trial.ampere && c->m >= 128 && c->m >= 2 * c->n && packed && aligned &&
+           onep_cuda_has_copy_engine(head_handle->cuda);
 }
 
 split_made split_make_case(const split_case *c)

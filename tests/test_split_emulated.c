@@ -222,7 +222,7 @@ static void test_wins(void)
         CHECK(onep_split_wins(NULL, &unlike) == shapes[i].wins, "a not aligned");
         unlike = p;
         unlike.b_planes = memory;
-        CHECK(onep_split_wins(NULL, &unlike) == shapes[i].wins, "b prepared");
+        CHECK(onep_split_wins(NULL, &unlike) == shapes[i].wins_exchanged, "b prepared");
     }
 }
 

@@ -45,8 +45,8 @@ typedef struct onep_product {
     onep_product_math math;
     const void *b_planes; /* what onep_split_prepare made of b before; or NULL. Then b itself is only looked at for
                              rows with an infinity, or where the product cannot go that way */
-    int may_exchange;     /* tall: the operands may change places (split.h), so that c has other bits than with b_planes
-                             or `partial`, and no statistics are made */
+    int may_exchange;     /* tall: the operands may change places (split.h), so that c has other bits than with
+                             `partial`, no statistics are made, and b_planes are not looked at */
     double *partial;      /* column statistics on the way, see onep_product_statistics_rows; NULL: not wanted */
     onep_split_trial trial;
 } onep_product;

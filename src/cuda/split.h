@@ -23,8 +23,8 @@ onepass_status onep_split_prepare(onep_cuda *cuda, const char *operator_name, co
 int onep_split_takes(const onep_cuda *cuda, const onep_product *product);
 
 /*
- * True if a is the left operand, with the bits that has: product->may_exchange is set, b is not prepared, statistics
- * are not wanted, the device has a copy engine that can read a, and m is at least 128 and at least 2 n.
+ * True if a is the left operand, with the bits that has: product->may_exchange is set, statistics are not wanted,
+ * the device has a copy engine that can read a, and m is at least 128 and at least 2 n.
  */
 int onep_split_exchanges(const onep_cuda *cuda, const onep_product *product);
 

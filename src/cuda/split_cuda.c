@@ -152,13 +152,14 @@ onepass_status onep_split_prepare(onep_cuda *cuda, const char *operator_name, co
 
 /*
  * The left operand is b, unless a is taller, is left_kind's to read, and may be: then it is a. Planes of b, which is
- * smaller, take less time than those of a, and b need not fill the 128 rows of a tile. By the shape, and by what the
- * caller allows, as far as a is not known yet.
+ * smaller, take less time than those of a, and b need not fill the 128 rows of a tile. That is so even if b comes
+ * prepared; and bits should not depend on that. By the shape, and by what the caller allows, as far as a is not known
+ * yet.
  */
 static int may_exchange(const onep_cuda *cuda, const onep_product *p)
 {
-    return p->may_exchange && !p->b_planes && !p->partial && p->m >= ONEP_SPLIT_LEFT && p->n <= p->m / 2 &&
-           !p->trial.ampere && has_hopper(cuda);
+    return p->may_exchange && !p->partial && p->m >= ONEP_SPLIT_LEFT && p->n <= p->m / 2 && !p->trial.ampere &&
+           has_hopper(cuda);
 }
 
 int onep_split_exchanges(const onep_cuda *cuda, const onep_product *p)
@@ -169,15 +170,16 @@ int onep_split_exchanges(const onep_cuda *cuda, const onep_product *p)
 }
 
 /*
- * By measurement. Three launches and a tile take longer than a small product by cuBLAS; of a tall right operand the
- * planes count too.
+ * By measurement. Three launches and a tile take longer than a small product by cuBLAS, unless one of its sides is
+ * short; of a tall right operand the planes count too.
  */
 static int wins(const onep_cuda *cuda, int64_t left_rows, int64_t right_rows, int64_t depth)
 {
     if (left_rows < ONEP_SPLIT_LEFT || right_rows < 1 || depth < 1 || !has_hopper(cuda))
         return 0; /* less than a tile */
     double work = (double)left_rows * (double)right_rows * (double)depth;
-    return work >= (right_rows > 8 * left_rows ? 0x1p32 : 0x1p29) || (right_rows <= 256 && work >= 0x1p28) ||
+    return work >= (right_rows > 8 * left_rows ? 0x1p32 : 0x1p29) ||
+           ((right_rows <= 256 || depth <= 64) && work >= 0x1p28) ||
            (right_rows <= 16 && depth >= 1024 && work >= 0x1p24);
 }
 
@@ -234,7 +236,8 @@ static void lay_out(const onep_cuda *cuda, const onep_product *p, int exchanged,
     to->left_rows = exchanged ? p->m : p->n;
     to->right_rows = exchanged ? p->n : p->m;
     to->copy_engine = has_hopper(cuda) && !p->trial.ampere;
-    to->kind = to->copy_engine && !p->b_planes ? kind : LEFT_PLANES;
+    const void *prepared = exchanged ? NULL : p->b_planes;
+    to->kind = to->copy_engine && !prepared ? kind : LEFT_PLANES;
     to->width = to->copy_engine ? width_of(to->right_rows) : (int)ONEP_SPLIT_AMPERE_RIGHT;
     to->blocks = to->splits = 1;
     if (to->copy_engine)
@@ -242,8 +245,8 @@ static void lay_out(const onep_cuda *cuda, const onep_product *p, int exchanged,
     to->bytes = place_planes(workspace, to->right_rows, p->k, 0, &to->right_planes);
     to->parts = workspace ? workspace + to->bytes : NULL;
     to->bytes += to->splits > 1 ? rounded(to->splits * p->m * p->n * 4) : 0;
-    if (p->b_planes)
-        place_planes((char *)(uintptr_t)p->b_planes, p->n, p->k, 1, &to->left_planes);
+    if (prepared)
+        place_planes((char *)(uintptr_t)prepared, p->n, p->k, 1, &to->left_planes);
     else if (to->kind == LEFT_PLANES)
         to->bytes += place_planes(workspace ? workspace + to->bytes : NULL, to->left_rows, p->k, 1, &to->left_planes);
 }
