@@ -163,7 +163,7 @@ static void test_exchanged(void)
         c.a_swapped = data % 2;
         split_try_case(&c);
     }
-    for (int i = 0; i < 8; i++) { /* not exchanged, each for another reason */
+    for (int i = 0; i < 8; i++) { /* not exchanged, each for another reason; the last one is, prepared or not */
         split_case c = split_plain_case(i == 1 ? 127 : i == 2 ? 130 : 132, i == 2 ? 66 : 10, i == 3 ? 70 : 72);
         c.may_exchange = i != 4;
         c.a_layout = i == 5 ? SHIFTED : i == 6 ? STRIDED : COMPACT;

@@ -139,6 +139,7 @@ typedef struct forward {
     size_t product_bytes;
 } forward;
 
+/* Operands do not change places: statistics are over rows of the right one, the input. */
 static onep_product forward_product(const onep_head_problem *p, const onep_operand *y, onep_product_math math)
 {
     return (onep_product){

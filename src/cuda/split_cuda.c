@@ -151,10 +151,9 @@ onepass_status onep_split_prepare(onep_cuda *cuda, const char *operator_name, co
 /* ---- which operand is the left one ------------------------------------------------------------------------------- */
 
 /*
- * The left operand is b, unless a is taller, is left_kind's to read, and may be: then it is a. Planes of b, which is
- * smaller, take less time than those of a, and b need not fill the 128 rows of a tile. That is so even if b comes
- * prepared; and bits should not depend on that. By the shape, and by what the caller allows, as far as a is not known
- * yet.
+ * The left operand is b. It is a if a is much taller, the copy engine can read it, and the caller allows it: planes of
+ * b, which is smaller, take less time than those of a, and a right operand need not fill 128 rows of a tile. That is so
+ * even if b comes prepared, and then bits do not depend on that. Here: as far as it can be said before a is known.
  */
 static int may_exchange(const onep_cuda *cuda, const onep_product *p)
 {

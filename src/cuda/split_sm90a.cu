@@ -252,7 +252,8 @@ __device__ __forceinline__ void add_right_bias(const onep_split_product_args &a,
     first -= 2 * (lane % 4);
 #pragma unroll
     for (int s = 0; s < HALVES * WIDTH / 64; s++) {
-        const float mine[2] = {right_bias(a, first + 64 * s + 2 * lane), right_bias(a, first + 64 * s + 2 * lane + 1)};
+        const long long row = first + 64 * s + 2 * lane;
+        const float mine[2] = {right_bias(a, row), right_bias(a, row + 1)};
 #pragma unroll
         for (int n = 8 * s; n < 8 * s + 8; n++)
 #pragma unroll

@@ -575,8 +575,9 @@ NOT_ASKED = {
 # What is asked for only where Hopper's kernels are.
 ON_HOPPER = {
     "kl_div": set(),
-    "linear_bn_softmax": {"onep_head_merge_any32", "onep_split_rows", "onep_split_columns", "onep_split_chunks",
-                          "onep_split_chunks_across", "onep_split_merge"},
+    "linear_bn_softmax": {"onep_head_merge_any32", "onep_split_rows", "onep_split_rows_4096", "onep_split_rows_8192",
+                          "onep_split_rows_16384", "onep_split_columns", "onep_split_columns_1024",
+                          "onep_split_chunks", "onep_split_chunks_across", "onep_split_merge"},
 }
 
 
