@@ -27,7 +27,7 @@ class Flush:
         self.memory = torch.empty(FLUSH_BYTES // 4, dtype=torch.int32, device="cuda")
 
     def __call__(self):
-        for _ in range(4):
+        for _ in range(8):
             self.memory.fill_(1)
 
 

@@ -521,10 +521,12 @@ PLANS = {
                         if (status != ONEPASS_OK)
                             return puts(onepass_last_error()) * 0 + 1;
                     }
-    /* fp32 that is large enough for Hopper's own products: tiles of each width, a depth in parts and in one; weights
-       that the copy engine reads along, across, and not at all. The addresses are anything: none is read. */
-    const int64_t large[][3] = {{16, 2048, 2048}, {100, 2048, 2048}, {512, 2048, 2048}, {512, 512, 16384}};
-    for (int shape = 0; shape < 4; shape++)
+    /* fp32 that is large enough for Hopper's own products: tiles of each width, a depth in parts and in one, and of each
+       length that is split in another way; weights that the copy engine reads along, across, and not at all. The
+       addresses are anything: none is read. */
+    const int64_t large[][3] = {{16, 2048, 2048},  {100, 2048, 2048}, {512, 2048, 2048}, {512, 512, 16384},
+                                {100, 6000, 2048}, {100, 2046, 2048}, {2048, 2048, 2048}};
+    for (int shape = 0; shape < 7; shape++)
         for (int layout = 0; layout < 3; layout++)
             for (int training = 0; training < 2; training++) {
                 int64_t m = large[shape][0], k = large[shape][1], n = large[shape][2];
