@@ -194,8 +194,10 @@ class Runner:
         for old, new in zip(leaves(self.inputs[name]), leaves(self.inputs[other])):
             old.copy_(new)
 
-    def do_blend(self, name, bases, weights):
+    def do_blend(self, name, bases, weights, patch):
+        """The inputs of a timed call: see do_prepare and patch."""
         self.inputs[name] = blend([self.inputs[base] for base in bases], weights)
+        self.patch(self.inputs[name], *patch)
 
     def do_drop(self, names):
         for name in names:

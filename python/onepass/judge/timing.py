@@ -129,7 +129,8 @@ class Timing:
         return kind
 
     def envelopes(self, kind, evaluation):
-        """How wrong the reference is on blends, which is what timed calls get: they are smoother than fresh inputs."""
+        """How wrong the reference is on blends with rows of other inputs, which is what timed calls get: they are
+        smoother than fresh ones, but for those rows."""
         session = self.session
         found = {key: session.envelope(value.dtype) for key, value in evaluation.r.items()
                  if key in kind.keys and value.is_floating_point()}
@@ -137,9 +138,13 @@ class Timing:
         for _ in range(SAMPLES):
             if kind.backward:
                 grad = self.checks.upstream("upstream", evaluation)
-            session.reference.ask("blend", name="more", bases=self.bases, weights=self.checks.weights(self.bases))
+            self.blend("more", self.checks.weights(self.bases), self.patch())
             session.own_errors("more", kind.train, found, grad)
         return found
+
+    def blend(self, name, weights, patch):
+        """Inputs such as a timed call has, to the reference alone."""
+        self.session.reference.ask("blend", name=name, bases=self.bases, weights=weights, patch=patch)
 
     def measure(self, kind):
         session = self.session
@@ -256,7 +261,7 @@ class Timing:
             empty[name].append(nothing)
             taken.append(seconds)
         if verify:
-            self.verify(kind, calls, samples, chosen, got)
+            self.verify(kind, list(zip(weights, patches)), samples, chosen, got)
         return taken
 
     def chosen(self, kind, calls):
@@ -271,6 +276,7 @@ class Timing:
         return side.fetch(shapes) if shapes else {}
 
     def verify(self, kind, calls, samples, chosen, got):
+        """calls: (weights, patch) of each."""
         check = self.report["timed"]
         (taken, whole), (expected, reference) = got["candidate"], got["reference"]
         if [tensor.shape for tensor in taken] != [tensor.shape for tensor in expected]:
@@ -284,18 +290,48 @@ class Timing:
                     self.report["late"].fail("%s: %s of a timed call was still being written after it had returned"
                                              % (kind.name, nice(key)))
                     return
-            pairs = [(taken[index], expected[index])]
-            pairs += [(whole["%d.%d" % (call, index)], reference["%d.%d" % (call, index)]) for call in chosen]
-            for ours, theirs in pairs:
+            pairs = [(None, taken[index], expected[index])]
+            pairs += [(call, whole["%d.%d" % (call, index)], reference["%d.%d" % (call, index)]) for call in chosen]
+            for call, ours, theirs in pairs:
                 if key not in kind.envelopes:
-                    fine, words = compare.same_bits(ours, theirs), "not the reference's"
+                    words = None if compare.same_bits(ours, theirs) else "not the reference's"
+                elif call is None:
+                    words = self.wrong_samples(kind, key, calls, samples[index], ours, theirs)
                 else:
-                    difference = compare.compare(ours, theirs, theirs, kind.envelopes[key], slack=1.0)
-                    fine, words = difference.ok, difference.words()
-                if not fine:
+                    words = self.wrong(kind, key, calls[call], None, ours, theirs)
+                if words:
                     check.fail("%s: %s of a timed call: %s" % (kind.name, nice(key), words))
                     return
-        self.calls_verified += calls
+        self.calls_verified += len(calls)
+
+    def wrong_samples(self, kind, key, calls, sample, ours, theirs):
+        """`wrong`, of elements of all calls, one call after the other."""
+        if compare.compare(ours, theirs, theirs, kind.envelopes[key], slack=1.0).ok:
+            return None
+        for number, call in enumerate(calls):
+            part = slice(number * len(sample), (number + 1) * len(sample))
+            words = self.wrong(kind, key, call, sample, ours[part], theirs[part])
+            if words:
+                return words
+        return None
+
+    def wrong(self, kind, key, call, sample, ours, theirs):
+        """Words for what is wrong with a result of a timed call, or with elements of it; None: nothing.
+
+        The reference's own result is at hand and is near enough to the exact one, mostly. Where the two differ by more
+        than they may, either can be wrong: then the call is made again, in double precision."""
+        envelope = kind.envelopes[key]
+        if compare.compare(ours, theirs, theirs, envelope, slack=1.0).ok:
+            return None
+        session, (weights, patch) = self.session, call
+        self.blend("again", weights, patch)
+        made = session.reference.call("exact", "again", dtype=torch.float64, train=kind.train,
+                                      grad="upstream" if kind.backward else None, seed=session.seed())
+        ranges = {} if sample is None else {key: [[place, place + 1] for place in sample.tolist()]}
+        exact = session.reference.fetch({key: made.shapes[key]}, ranges)[key]
+        session.reference.ask("drop", names=["again"])
+        difference = compare.compare(ours, theirs, exact, envelope)
+        return None if difference.ok else difference.words()
 
     def check_inputs(self, weights, patches):
         """The inputs of one timed call after it, where they are small."""
