@@ -14,10 +14,12 @@ which has the seed. One process imports PyTorch for all of them.
 import pathlib
 import re
 import shlex
+import types
 
 import pytest
 import torch
 
+from onepass.judge import timing
 from onepass.judge.__main__ import main
 from onepass.judge.launch import Nursery
 from onepass.judge.report import CHECKS
@@ -81,6 +83,29 @@ def test_honest_work_is_accepted(path, device, nursery, capsys):
     code, verdict, printed = judge(path, device, nursery, capsys, "--trials", "5")
     assert code == 0, printed
     assert verdict.startswith("accepted: "), printed
+
+
+def test_double_precision_decides_about_timed_calls(nursery, capsys, monkeypatch):
+    """Results that are not near enough to the reference's, so it is said, are compared with those of a call in double
+    precision: of every kind, whole or in part."""
+    doubted = []
+
+    def compare(ours, theirs, exact, envelope, slack=0.0):
+        found = honest(ours, theirs, exact, envelope, slack)
+        if exact is theirs:
+            found.wrong += 1
+        else:
+            assert found.ok and exact.dtype is torch.float64
+            doubted.append(exact.numel())
+        return found
+
+    honest = timing.compare.compare
+    monkeypatch.setattr(timing, "compare", types.SimpleNamespace(compare=compare, same_bits=timing.compare.same_bits))
+    monkeypatch.setitem(timing.CALLS, "cpu", 2)
+    code, verdict, printed = judge(ROOT / "tests" / "cheats" / "honest" / "library_head.py", "cpu", nursery, capsys,
+                                   "--trials", "1")
+    assert code == 0 and verdict.startswith("accepted: "), printed
+    assert {96 * 200, 256 * 200, 200, 1, timing.SAMPLE} <= set(doubted)  # output, gradients; elements of them
 
 
 def test_the_corpus_covers_the_checks():

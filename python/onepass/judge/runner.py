@@ -194,10 +194,11 @@ class Runner:
         for old, new in zip(leaves(self.inputs[name]), leaves(self.inputs[other])):
             old.copy_(new)
 
-    def do_blend(self, name, bases, weights, patch):
-        """The inputs of a timed call: see do_prepare and patch."""
+    def do_blend(self, name, bases, weights, patch=None):
+        """A mean of inputs; with a patch, the inputs of a timed call."""
         self.inputs[name] = blend([self.inputs[base] for base in bases], weights)
-        self.patch(self.inputs[name], *patch)
+        if patch:
+            self.patch(self.inputs[name], *patch)
 
     def do_drop(self, names):
         for name in names:

@@ -325,8 +325,9 @@ class Timing:
             return None
         session, (weights, patch) = self.session, call
         self.blend("again", weights, patch)
-        made = session.reference.call("exact", "again", dtype=torch.float64, train=kind.train,
-                                      grad="upstream" if kind.backward else None, seed=session.seed())
+        grad = {"inputs": None, "upstream": "upstream"} if kind.backward else None
+        made = session.reference.call("exact", "again", dtype=torch.float64, train=kind.train, grad=grad,
+                                      seed=session.seed())
         ranges = {} if sample is None else {key: [[place, place + 1] for place in sample.tolist()]}
         exact = session.reference.fetch({key: made.shapes[key]}, ranges)[key]
         session.reference.ask("drop", names=["again"])
