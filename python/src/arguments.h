@@ -108,4 +108,16 @@ static inline int native_prepared(native_lease *lease, const char *operator_name
     return 0;
 }
 
+/* The end of a call: the lease goes back, and None, or NULL with the exception that was set (not ready) or the status.
+ */
+static inline PyObject *native_finish(native_lease *lease, int ready, onepass_status status)
+{
+    native_put_back(lease);
+    if (!ready)
+        return NULL;
+    if (status != ONEPASS_OK)
+        return native_raise(status);
+    Py_RETURN_NONE;
+}
+
 #endif

@@ -53,12 +53,7 @@ static PyObject *forward(const native_tensor *t, onepass_head_options *options, 
         if (state)
             PyEval_RestoreThread(state);
     }
-    native_put_back(lease);
-    if (!ready)
-        return NULL;
-    if (status != ONEPASS_OK)
-        return native_raise(status);
-    Py_RETURN_NONE;
+    return native_finish(lease, ready, status);
 }
 
 /*
@@ -147,12 +142,7 @@ static PyObject *backward(const native_tensor *t, onepass_head_options *options,
         if (state)
             PyEval_RestoreThread(state);
     }
-    native_put_back(lease);
-    if (!ready)
-        return NULL;
-    if (status != ONEPASS_OK)
-        return native_raise(status);
-    Py_RETURN_NONE;
+    return native_finish(lease, ready, status);
 }
 
 /*

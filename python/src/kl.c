@@ -1,5 +1,5 @@
 /* KL divergence for Python: the four entry points behind one function. */
-#include "native.h"
+#include "arguments.h"
 
 typedef onepass_status entry(onepass_handle *, const onepass_tensor *, const onepass_tensor *,
                              const onepass_kl_options *, const onepass_tensor *, const onepass_tensor *,
@@ -58,12 +58,7 @@ static PyObject *call(entry *function, const native_tensor *t, onepass_kl_option
         if (state)
             PyEval_RestoreThread(state);
     }
-    native_put_back(lease);
-    if (!ready)
-        return NULL;
-    if (status != ONEPASS_OK)
-        return native_raise(status);
-    Py_RETURN_NONE;
+    return native_finish(lease, ready, status);
 }
 
 /*

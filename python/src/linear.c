@@ -26,12 +26,7 @@ static PyObject *forward(const native_tensor *t, const native_place *place)
         if (state)
             PyEval_RestoreThread(state);
     }
-    native_put_back(lease);
-    if (!ready)
-        return NULL;
-    if (status != ONEPASS_OK)
-        return native_raise(status);
-    Py_RETURN_NONE;
+    return native_finish(lease, ready, status);
 }
 
 /* linear(input, weight, bias, output, prepared, products, threads, allocate): as in onepass.h; None is NULL. */
@@ -77,12 +72,7 @@ static PyObject *backward(const native_tensor *t, const native_place *place)
         if (state)
             PyEval_RestoreThread(state);
     }
-    native_put_back(lease);
-    if (!ready)
-        return NULL;
-    if (status != ONEPASS_OK)
-        return native_raise(status);
-    Py_RETURN_NONE;
+    return native_finish(lease, ready, status);
 }
 
 /* linear_backward(grad_output, input, weight, grad_input, grad_weight, grad_bias, products, threads, allocate) */
@@ -122,12 +112,7 @@ static PyObject *prepare(const native_tensor *t, int32_t products)
     if (ready)
         status = onepass_prepare_weight(lease->handle, native_view(&t[P_WEIGHT]), prepared,
                                         (size_t)t[P_PREPARED].view.shape[0]);
-    native_put_back(lease);
-    if (!ready)
-        return NULL;
-    if (status != ONEPASS_OK)
-        return native_raise(status);
-    Py_RETURN_NONE;
+    return native_finish(lease, ready, status);
 }
 
 /* prepare_weight(weight, prepared, products): as in onepass.h, into a tensor of bytes. */
