@@ -226,6 +226,64 @@ static void test_wins(void)
     }
 }
 
+/* A matrix of random numbers, rows of `columns` floats. */
+static onep_operand drawn_matrix(test_random *random, int64_t rows, int64_t columns)
+{
+    float *data = cuda_claim((size_t)(rows * columns) * sizeof(float));
+    for (int64_t i = 0; i < rows * columns; i++)
+        data[i] = (float)test_random_between(random, -1, 1);
+    onep_operand made = {.data = (char *)data, .type = ONEP_F32, .col_stride = 4};
+    made.row_stride[0] = columns * 4;
+    return made;
+}
+
+/* Planes are 0 beyond the depth. The other operand is 0 there as well, so only a NaN shows what was not written. */
+static void test_workspaces_of_nan(void)
+{
+    static const int64_t depths[][2] = {
+        {20, 0}, {21, 0}, {4100, 0}, {20, 1}, {1028, 1}}; /* a along memory, across it */
+    enum { M = 3, N = 2 };
+    test_random random = test_random_stream(++head_streams);
+    for (int i = 0; i < (int)(sizeof depths / sizeof depths[0]); i++)
+        for (int ampere = 0; ampere < 2; ampere++) {
+            int64_t k = depths[i][0];
+            int across = (int)depths[i][1];
+            float results[2][M * N];
+            onep_product p = {
+                .operator_name = "test",
+                .m = M,
+                .n = N,
+                .k = k,
+                .a = across ? drawn_matrix(&random, k, M) : drawn_matrix(&random, M, k),
+                .b = drawn_matrix(&random, N, k),
+                .c = drawn_matrix(&random, M, N),
+                .a_rows = split_rows_of(across ? k : M),
+                .b_rows = split_rows_of(N),
+                .c_rows = split_rows_of(M),
+                .a_swapped = across,
+                .math = ONEP_MATH_SPLIT,
+                .trial.ampere = ampere,
+            };
+            test_context("a workspace of NaN, depth %lld%s%s", (long long)k, across ? ", across" : "",
+                         ampere ? ", Ampere" : "");
+            size_t bytes = onep_split_workspace(head_handle->cuda, &p);
+            void *workspace = cuda_claim(bytes);
+            for (int fill = 0; fill < 2; fill++) {
+                memset(workspace, fill ? 0xff : 0, bytes);
+                memset(p.c.data, 0xff, sizeof results[0]);
+                CHECK(onep_split_run(head_handle->cuda, &p, workspace) == ONEPASS_OK, "%s", onepass_last_error());
+                memcpy(results[fill], p.c.data, sizeof results[0]);
+            }
+            for (int j = 0; j < M * N; j++)
+                CHECK(results[0][j] == results[1][j], "element %d: %g, or %g", j, (double)results[0][j],
+                      (double)results[1][j]); /* no NaN is equal to itself */
+            free(p.a.data);
+            free(p.b.data);
+            free(p.c.data);
+            free(workspace);
+        }
+}
+
 int main(void)
 {
     static onepass_handle handle; /* nobody looks into it but for a device that is not there */
@@ -234,6 +292,7 @@ int main(void)
     test_shapes();
     test_layouts();
     split_try_depths(8196);
+    test_workspaces_of_nan();
     test_families();
     test_pipelines();
     test_parts();
