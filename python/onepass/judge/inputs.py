@@ -224,6 +224,16 @@ def rounded(values, dtype):
     return changed(values, lambda tensor: tensor.to(dtype).to(tensor.dtype) if tensor.is_floating_point() else tensor)
 
 
+def near(values, eps, generator):
+    """Every number up to three eps nearer to 0: what is 0, or within bounds, stays so."""
+    def change(tensor):
+        if not tensor.is_floating_point():
+            return tensor
+        steps = torch.randint(4, tensor.shape, generator=generator)
+        return tensor.double() * (1 - eps * steps.double())
+    return changed(values, change)
+
+
 def cast(values, dtype):
     """Floating tensors in another type."""
     return rebuild(values, iter([tensor.to(dtype) if tensor.is_floating_point() else tensor

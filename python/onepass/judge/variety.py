@@ -53,16 +53,17 @@ class Variety:
                                   dtype=session.dtype, layout=layout)
         try:
             for train in [self.train] + ([False] if self.train and False in checks.modes else []):
-                group = Group(label, ["case"], train, slack=slack)
-                if checks.run_group(group, blame, slots, more if again else None, finite=False, tolerant=tolerant):
+                group = Group(label, ["case"], train, slack=slack, slots=slots)
+                if checks.run_group(group, blame, more if again else None, finite=False, tolerant=tolerant):
                     break
                 if not group.refused:
                     return "failed"
             else:
                 return group.refused
             if checks.backward:
-                backward = Group(label, ["case"], train, checks.upstream("upstream", group.evaluations[0]), slack)
-                if not checks.run_group(backward, blame, slots, more if again else None, False, tolerant):
+                upstream = checks.upstream("upstream", group.evaluations[0])
+                backward = Group(label, ["case"], train, upstream, slack, slots)
+                if not checks.run_group(backward, blame, more if again else None, False, tolerant):
                     return backward.refused and "gradients: " + backward.refused or "failed"
             return "ok" if before == "fail" or not any(check.status == "fail" for check in others + [report[blame]]) \
                 else "failed"
