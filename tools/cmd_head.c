@@ -101,14 +101,7 @@ static int check_options(layer_job *job)
         code = check_statistics(job);
     if (code)
         return code;
-    int dashes = 0, printed = 0;
-    for (int i = 0; i < INPUTS; i++)
-        dashes += job->input_paths[i] && strcmp(job->input_paths[i], "-") == 0;
-    for (int i = 0; i < OUTPUTS; i++)
-        printed += job->output_paths[i] && strcmp(job->output_paths[i], "-") == 0;
-    if (dashes > 1)
-        return message_error(EXIT_USAGE, "-: stdin is given as %d inputs; only one can have it", dashes);
-    if (printed && options_given(job->options, "json"))
+    if (files_have_dash(job->output_paths, OUTPUTS) && options_given(job->options, "json"))
         return message_error(EXIT_USAGE, "--json and an output named - would both go to stdout; name a file");
     return 0;
 }
@@ -140,10 +133,7 @@ static int check_shape(const layer_job *job, int which)
 
 static int open_inputs(layer_job *job)
 {
-    int code = 0;
-    for (int i = 0; i < INPUTS && code == 0; i++)
-        if (job->input_paths[i])
-            code = input_open(&job->inputs[i], job->input_paths[i]);
+    int code = inputs_open(job->inputs, job->input_paths, INPUTS);
     for (int i = 0; i < INPUTS && code == 0; i++)
         if (job->input_paths[i] && job->inputs[i].header.type >= ELEMENT_FLOATS)
             code = message_error(EXIT_INPUT, "%s: header says dtype %s; it must be f2, f4, f8 or bf16 (V2)",
@@ -312,31 +302,18 @@ static void print_json(const layer_job *job)
     }
     layer_print_device(&json, job->handle, job->options);
     json_number(&json, "seconds", job->seconds);
-    json_open(&json, "written", '[');
-    for (int i = 0; i < OUTPUTS; i++)
-        if (job->output_paths[i])
-            json_string(&json, NULL, job->output_paths[i]);
-    json_close(&json, ']');
+    json_strings(&json, "written", OUTPUTS, job->output_paths);
     json_end(&json);
 }
 
-/* Files first (they may not fit), then what cannot be taken back, and the new files get their names last. */
 static int deliver(layer_job *job)
 {
-    int code = 0;
-    for (int kind = OUTPUT_REPLACE; kind <= OUTPUT_STREAM; kind++)
-        for (int i = 0; i < OUTPUTS && code == 0; i++)
-            if (job->outputs[i].kind == (output_kind)kind)
-                code = output_seal(&job->outputs[i]);
+    int code = outputs_seal(job->outputs, OUTPUTS);
     if (code)
         return code;
     if (options_given(job->options, "json"))
         print_json(job);
-    if (fflush(stdout) != 0)
-        return message_error(EXIT_INPUT, "stdout: could not be written; no file was");
-    for (int i = 0; i < OUTPUTS && code == 0; i++)
-        code = output_publish(&job->outputs[i]);
-    return code;
+    return outputs_publish(job->outputs, OUTPUTS);
 }
 
 static int run(layer_job *job)
@@ -361,10 +338,8 @@ static int run(layer_job *job)
 static int finish(layer_job *job)
 {
     int code = run(job);
-    for (int i = 0; i < OUTPUTS; i++)
-        output_close(&job->outputs[i]);
-    for (int i = 0; i < INPUTS; i++)
-        input_close(&job->inputs[i]);
+    outputs_close(job->outputs, OUTPUTS);
+    inputs_close(job->inputs, INPUTS);
     free(job->workspace);
     onepass_destroy(job->handle);
     return code;

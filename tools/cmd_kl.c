@@ -39,10 +39,7 @@ static bool is_scalar(const kl_job *job)
 
 static bool uses_stdout(const kl_job *job)
 {
-    for (int i = 0; i < OUTPUTS; i++)
-        if (job->output_paths[i] && strcmp(job->output_paths[i], "-") == 0)
-            return true;
-    return false;
+    return files_have_dash(job->output_paths, OUTPUTS);
 }
 
 /* ---- rules that need no file ------------------------------------------------------------------------------------- */
@@ -75,11 +72,6 @@ static int check_options(kl_job *job)
                              options_text(options, "reduction"));
     if (uses_stdout(job) && options_given(options, "json"))
         return message_error(EXIT_USAGE, "--json and an output named - would both go to stdout; name a file");
-    int dashes = 0;
-    for (int i = 0; i < INPUTS; i++)
-        dashes += job->input_paths[i] && strcmp(job->input_paths[i], "-") == 0;
-    if (dashes > 1)
-        return message_error(EXIT_USAGE, "-: stdin is given as %d inputs; only one can have it", dashes);
     return 0;
 }
 
@@ -112,10 +104,7 @@ static int check_shape(const kl_job *job, int which)
 
 static int open_inputs(kl_job *job)
 {
-    int code = 0;
-    for (int i = 0; i < INPUTS && code == 0; i++)
-        if (job->input_paths[i])
-            code = input_open(&job->inputs[i], job->input_paths[i]);
+    int code = inputs_open(job->inputs, job->input_paths, INPUTS);
     for (int i = 0; i < INPUTS && code == 0; i++)
         if (job->input_paths[i])
             code = check_type(job, i);
@@ -227,11 +216,7 @@ static void print_json(const kl_job *job)
     json_string(&json, "isa", onepass_isa(job->handle));
     json_integer(&json, "threads", onepass_threads(job->handle));
     json_number(&json, "seconds", job->seconds);
-    json_open(&json, "written", '[');
-    for (int i = 0; i < OUTPUTS; i++)
-        if (job->output_paths[i])
-            json_string(&json, NULL, job->output_paths[i]);
-    json_close(&json, ']');
+    json_strings(&json, "written", OUTPUTS, job->output_paths);
     json_end(&json);
 }
 
@@ -243,25 +228,16 @@ static void print_value(const kl_job *job)
         printf("%.*g\n", job->type == ELEMENT_F64 ? 17 : 9, job->value);
 }
 
-/* Files first (they may not fit), then what cannot be taken back, and the new files get their names last. */
 static int deliver(kl_job *job)
 {
-    int code = 0;
-    for (int kind = OUTPUT_REPLACE; kind <= OUTPUT_STREAM; kind++)
-        for (int i = 0; i < OUTPUTS && code == 0; i++)
-            if (job->outputs[i].kind == (output_kind)kind)
-                code = output_seal(&job->outputs[i]);
+    int code = outputs_seal(job->outputs, OUTPUTS);
     if (code)
         return code;
     if (options_given(job->options, "json"))
         print_json(job);
     else if (is_scalar(job) && !uses_stdout(job))
         print_value(job);
-    if (fflush(stdout) != 0)
-        return message_error(EXIT_INPUT, "stdout: could not be written; no file was");
-    for (int i = 0; i < OUTPUTS && code == 0; i++)
-        code = output_publish(&job->outputs[i]);
-    return code;
+    return outputs_publish(job->outputs, OUTPUTS);
 }
 
 static int run(kl_job *job)
@@ -295,10 +271,8 @@ int command_kl(const parsed_options *options)
         .forms = {options_choice(options, "pred") == 1, options_choice(options, "target") == 1},
     };
     int code = run(&job);
-    for (int i = 0; i < OUTPUTS; i++)
-        output_close(&job.outputs[i]);
-    for (int i = 0; i < INPUTS; i++)
-        input_close(&job.inputs[i]);
+    outputs_close(job.outputs, OUTPUTS);
+    inputs_close(job.inputs, INPUTS);
     onepass_destroy(job.handle);
     return code;
 }

@@ -20,6 +20,29 @@ static bool is_dash(const char *path)
     return strcmp(path, "-") == 0;
 }
 
+static int count_dashes(const char *const paths[], int count)
+{
+    int dashes = 0;
+    for (int i = 0; i < count; i++)
+        dashes += paths[i] && is_dash(paths[i]);
+    return dashes;
+}
+
+bool files_have_dash(const char *const paths[], int count)
+{
+    return count_dashes(paths, count) > 0;
+}
+
+static void release(unsigned char *bytes, size_t size, bool mapped)
+{
+    if (mapped) {
+        temporary_unwatch(bytes);
+        munmap(bytes, size);
+    } else {
+        free(bytes);
+    }
+}
+
 /* ---- inputs ------------------------------------------------------------------------------------------------------ */
 
 const char *input_name(const input_file *file)
@@ -113,7 +136,7 @@ static int read_descriptor(input_file *file, int descriptor)
     return 0;
 }
 
-int input_open(input_file *file, const char *path)
+static int input_open(input_file *file, const char *path)
 {
     *file = (input_file){.path = path};
     if (is_dash(path))
@@ -126,15 +149,23 @@ int input_open(input_file *file, const char *path)
     return code;
 }
 
-void input_close(input_file *file)
+int inputs_open(input_file inputs[], const char *const paths[], int count)
 {
-    if (file->mapped) {
-        temporary_unwatch(file->bytes);
-        munmap(file->bytes, file->size);
-    } else {
-        free(file->bytes);
+    int code = 0, dashes = count_dashes(paths, count);
+    if (dashes > 1)
+        return message_error(EXIT_USAGE, "-: stdin is given as %d inputs; only one can have it", dashes);
+    for (int i = 0; i < count && code == 0; i++)
+        if (paths[i])
+            code = input_open(&inputs[i], paths[i]);
+    return code;
+}
+
+void inputs_close(input_file inputs[], int count)
+{
+    for (int i = 0; i < count; i++) {
+        release(inputs[i].bytes, inputs[i].size, inputs[i].mapped);
+        inputs[i] = (input_file){.path = inputs[i].path};
     }
-    *file = (input_file){.path = file->path};
 }
 
 onepass_tensor input_tensor(input_file *file)
@@ -259,6 +290,24 @@ static int open_replacement(output_file *file)
     return 0;
 }
 
+static void output_release(output_file *file)
+{
+    release(file->bytes, file->size, file->mapped);
+    file->bytes = NULL;
+    file->mapped = false;
+}
+
+static void output_close(output_file *file)
+{
+    output_release(file);
+    if (file->kind == OUTPUT_REPLACE) {
+        if (file->descriptor >= 0)
+            close(file->descriptor);
+        temporary_remove(file->temporary_id);
+    }
+    file->kind = OUTPUT_NONE;
+}
+
 int output_open(output_file *file, const char *path, element_type type, int rank, const int64_t *shape)
 {
     *file = (output_file){.path = path, .kind = OUTPUT_STREAM, .descriptor = -1};
@@ -309,19 +358,7 @@ static int write_all(int descriptor, const unsigned char *bytes, size_t size)
     return 0;
 }
 
-static void release(output_file *file)
-{
-    if (file->mapped) {
-        temporary_unwatch(file->bytes);
-        munmap(file->bytes, file->size);
-    } else {
-        free(file->bytes);
-    }
-    file->bytes = NULL;
-    file->mapped = false;
-}
-
-int output_seal(output_file *file)
+static int output_seal(output_file *file)
 {
     int descriptor = file->descriptor, error = 0;
     if (file->kind == OUTPUT_STREAM)
@@ -330,30 +367,39 @@ int output_seal(output_file *file)
         return cannot_write(file, errno);
     if (!file->mapped)
         error = write_all(descriptor, file->bytes, file->size);
-    release(file);
+    output_release(file);
     if (descriptor != STDOUT_FILENO && close(descriptor) != 0 && !error)
         error = errno;
     file->descriptor = -1;
     return error ? cannot_write(file, error) : 0;
 }
 
-int output_publish(output_file *file)
+int outputs_seal(output_file outputs[], int count)
 {
-    if (file->kind == OUTPUT_REPLACE) {
-        if (temporary_rename(file->temporary_id, file->target) != 0)
-            return cannot_write(file, errno);
-        file->kind = OUTPUT_NONE;
+    int code = 0;
+    for (int kind = OUTPUT_REPLACE; kind <= OUTPUT_STREAM; kind++)
+        for (int i = 0; i < count && code == 0; i++)
+            if (outputs[i].kind == (output_kind)kind)
+                code = output_seal(&outputs[i]);
+    return code;
+}
+
+int outputs_publish(output_file outputs[], int count)
+{
+    if (fflush(stdout) != 0)
+        return message_error(EXIT_INPUT, "stdout: could not be written; no file was");
+    for (int i = 0; i < count; i++) {
+        if (outputs[i].kind != OUTPUT_REPLACE)
+            continue;
+        if (temporary_rename(outputs[i].temporary_id, outputs[i].target) != 0)
+            return cannot_write(&outputs[i], errno);
+        outputs[i].kind = OUTPUT_NONE;
     }
     return 0;
 }
 
-void output_close(output_file *file)
+void outputs_close(output_file outputs[], int count)
 {
-    release(file);
-    if (file->kind == OUTPUT_REPLACE) {
-        if (file->descriptor >= 0)
-            close(file->descriptor);
-        temporary_remove(file->temporary_id);
-    }
-    file->kind = OUTPUT_NONE;
+    for (int i = 0; i < count; i++)
+        output_close(&outputs[i]);
 }

@@ -25,9 +25,14 @@ typedef struct input_file {
     ino_t inode;
 } input_file;
 
-/* All return 0, or an exit code after having said what is wrong. */
-int input_open(input_file *file, const char *path);
-void input_close(input_file *file); /* also of a zeroed structure */
+/* Whether one of these paths (NULL: not given) is "-". */
+bool files_have_dash(const char *const paths[], int count);
+
+/* What follows returns 0, or an exit code after having said what is wrong. Files that are not given have no path. */
+
+/* Opens what is given; stdin can be one of the inputs only. */
+int inputs_open(input_file inputs[], const char *const paths[], int count);
+void inputs_close(input_file inputs[], int count); /* also of zeroed structures */
 onepass_tensor input_tensor(input_file *file);
 
 /* What a user may call a file in a message: "stdin" for "-". */
@@ -60,13 +65,16 @@ int output_check(const char *const paths[], int count, const input_file inputs[]
 int output_open(output_file *file, const char *path, element_type type, int rank, const int64_t *shape);
 onepass_tensor output_tensor(output_file *file);
 
-/* Everything is where it must be, but for the name: a full disk is found here at the latest. Streams are written. */
-int output_seal(output_file *file);
+/*
+ * Everything is where it must be, but for the names: a full disk is found here at the latest. Files first (they may not
+ * fit), then streams, which cannot be taken back.
+ */
+int outputs_seal(output_file outputs[], int count);
 
-/* The new file takes its name. */
-int output_publish(output_file *file);
+/* What was printed arrives; then the new files take their names. */
+int outputs_publish(output_file outputs[], int count);
 
-/* Releases everything; a file that was not published is gone. Also for a zeroed structure. */
-void output_close(output_file *file);
+/* Releases everything; a file that was not published is gone. Also for zeroed structures. */
+void outputs_close(output_file outputs[], int count);
 
 #endif

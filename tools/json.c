@@ -130,3 +130,12 @@ void json_shape(json_writer *json, const char *name, int rank, const int64_t *sh
         json_integer(json, NULL, shape[i]);
     json_close(json, ']');
 }
+
+void json_strings(json_writer *json, const char *name, int count, const char *const values[])
+{
+    json_open(json, name, '[');
+    for (int i = 0; i < count; i++)
+        if (values[i])
+            json_string(json, NULL, values[i]);
+    json_close(json, ']');
+}

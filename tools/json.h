@@ -28,5 +28,6 @@ void json_string(json_writer *json, const char *name, const char *value);
 void json_open(json_writer *json, const char *name, char bracket); /* '{' or '[' */
 void json_close(json_writer *json, char bracket);                  /* '}' or ']' */
 void json_shape(json_writer *json, const char *name, int rank, const int64_t *shape);
+void json_strings(json_writer *json, const char *name, int count, const char *const values[]); /* those not NULL */
 
 #endif

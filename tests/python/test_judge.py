@@ -645,6 +645,8 @@ def test_inputs_next_to_others():
     assert moved[0] == 0 and moved[4] == float("inf")
     seen = torch.stack([inputs.near(values, 2.0 ** -23, torch.Generator().manual_seed(seed))[0] for seed in range(40)])
     assert sorted(set(seen[:, 1].tolist())) == [1 - k * 2.0 ** -23 for k in (3, 2, 1, 0)]
+    rows = inputs.near([torch.ones(3, 50)], 2.0 ** -23, torch.Generator().manual_seed(1), alike=True)[0]
+    assert len(rows[0].unique()) == 4 and (rows == rows[0]).all()
     assert (seen[:, 2] >= -1).all() and (seen[:, 3] <= values[0][3]).all() and (seen[:, 3] > 0.0009999).all()
 
 

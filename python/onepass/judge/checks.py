@@ -274,19 +274,19 @@ class Checks:
     def measure_near(self, group, name):
         """Adds the reference's errors on inputs a few roundings away from those of that name: they are as badly
         conditioned, column by column, and the reference is not as lucky with all of them."""
-        for _ in range(NEAR):
-            self.put_near("more", name)
+        for number in range(NEAR):
+            self.put_near("more", name, number)
             try:
                 self.session.own_errors("more", group.train, group.envelopes, group.grad, group.slots)
             except launch.Raised:  # the reference has rules for its inputs that these break
                 break
 
-    def put_near(self, name, other):
+    def put_near(self, name, other, number):
         """Inputs a few roundings away from others, on the reference's side."""
         session = self.session
         eps = torch.finfo(torch.float32 if session.low else session.dtype).eps
-        session.reference.ask("put", name=name, values=inputs.near(session.values[other], eps, session.generator()),
-                              dtype=session.dtype)
+        values = inputs.near(session.values[other], eps, session.generator(), alike=number % 2 == 1)
+        session.reference.ask("put", name=name, values=values, dtype=session.dtype)
 
     def compare_all(self, group, name, evaluation, blame):
         """Each result of the inputs of that name into its check."""
@@ -678,9 +678,9 @@ class Checks:
 
     def measure_near_steps(self, envelopes, arguments):
         """measure_near, for the state after steps."""
-        for _ in range(NEAR):
+        for number in range(NEAR):
             for name in self.draws:
-                self.put_near("near " + name, name)
+                self.put_near("near " + name, name, number)
             self.add_step_errors(envelopes, dict(arguments, inputs=["near " + name for name in arguments["inputs"]]))
         self.session.reference.ask("drop", names=["near " + name for name in self.draws])
 

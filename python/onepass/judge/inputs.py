@@ -224,12 +224,13 @@ def rounded(values, dtype):
     return changed(values, lambda tensor: tensor.to(dtype).to(tensor.dtype) if tensor.is_floating_point() else tensor)
 
 
-def near(values, eps, generator):
-    """Every number up to three eps nearer to 0: what is 0, or within bounds, stays so."""
+def near(values, eps, generator, alike=False):
+    """Every number up to three eps nearer to 0: what is 0, or within bounds, stays so. alike: all rows in the same way,
+    so that equal rows stay equal and their errors go on to add up."""
     def change(tensor):
         if not tensor.is_floating_point():
             return tensor
-        steps = torch.randint(4, tensor.shape, generator=generator)
+        steps = torch.randint(4, tensor.shape[1:] if alike else tensor.shape, generator=generator)
         return tensor.double() * (1 - eps * steps.double())
     return changed(values, change)
 
