@@ -36,6 +36,17 @@ def seed(request):
     return value
 
 
+@pytest.fixture(scope="module")
+def nursery():
+    """The judge's processes. They compute with one thread: several that wait for each other on a busy machine take
+    minutes."""
+    from onepass.judge.launch import Nursery
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMP_NUM_THREADS", "1")
+        with Nursery() as result:
+            yield result
+
+
 def pytest_configure(config):
     if config.pluginmanager.hasplugin("hypothesispytest"):
         from hypothesis import settings

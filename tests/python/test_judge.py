@@ -19,18 +19,10 @@ import torch
 
 from onepass.judge import compare, guard, inputs, plots
 from onepass.judge.__main__ import main
-from onepass.judge.launch import Died, Forged, Nursery, Raised, TimedOut
+from onepass.judge.launch import Died, Forged, Raised, TimedOut
 from onepass.judge.report import CHECKS
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-
-
-@pytest.fixture(scope="module")
-def nursery():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OMP_NUM_THREADS", "1")
-        with Nursery() as result:
-            yield result
 
 
 # ---- processes -------------------------------------------------------------------------------------------------------

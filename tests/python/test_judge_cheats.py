@@ -21,7 +21,6 @@ import torch
 
 from onepass.judge import timing
 from onepass.judge.__main__ import main
-from onepass.judge.launch import Nursery
 from onepass.judge.report import CHECKS
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -49,15 +48,6 @@ def cases(paths):
         for device in DEVICES if needs is None else [needs]:
             marks = [] if device in DEVICES else [pytest.mark.skip(reason="needs %s: not tried here" % device)]
             yield pytest.param(path, device, id="%s-%s" % (path.stem, device), marks=marks)
-
-
-@pytest.fixture(scope="module")
-def nursery():
-    """Its workers compute with one thread: several that wait for each other on a busy machine take minutes."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OMP_NUM_THREADS", "1")
-        with Nursery() as result:
-            yield result
 
 
 def judge(path, device, nursery, capsys, *more):
