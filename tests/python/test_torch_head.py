@@ -6,6 +6,7 @@ import copy
 import gc
 import inspect
 import io
+import math
 import os
 import pickle
 import threading
@@ -106,11 +107,13 @@ def test_shapes(rows, inputs, outputs, train, calls):
 
 
 def errors_beside_pytorch(name, dtype, train, rows, inputs, outputs, device="cpu"):
-    """{result: (our error, the chain's)} against float64, means over several draws. There is a scale a feature: a
-    single number may be right by luck. If this PyTorch has no such kernels, every result of the chain is rounded."""
+    """{result: (our error, the chain's)} against float64, geometric means over several draws: where softmax is nearly
+    one-hot the gradients are what cancellation leaves, and one such draw would be all of an arithmetic mean. There is a
+    scale a feature: a single number may be right by luck. If this PyTorch has no such kernels, every result of the
+    chain is rounded."""
     generator = samples.random(name)
-    errors = {}
-    for _ in range(6):
+    errors, none = {}, torch.finfo(dtype).eps / 64
+    for _ in range(11):
         ours, theirs = models(generator, inputs, outputs, dtype, device, scale_shape=(outputs,))
         exact = copy.deepcopy(theirs).double()
         for model in (ours, theirs, exact):
@@ -128,18 +131,18 @@ def errors_beside_pytorch(name, dtype, train, rows, inputs, outputs, device="cpu
             if result == "gemm.bias" and train:
                 assert not tensor.any()
             else:
-                errors.setdefault(result, []).append((off(tensor, expected[result]),
-                                                      off(eager[result], expected[result])))
-    return {result: [sum(column) / len(pairs) for column in zip(*pairs)] for result, pairs in errors.items()}
+                pair = [math.log(max(off(one, expected[result]), none)) for one in (tensor, eager[result])]
+                errors.setdefault(result, []).append(pair)
+    return {result: [math.exp(sum(column) / len(pairs)) for column in zip(*pairs)] for result, pairs in errors.items()}
 
 
 def check_errors(errors, dtype):
-    """Ours is below PyTorch's (0.7 of it in float32, a third in half types), within what chance makes of six draws:
+    """Ours is below PyTorch's (0.7 of it in float32, a third in half types), within what chance makes of the draws:
     twice that, and one rounding."""
     eps = torch.finfo(dtype).eps
     assert len(errors) >= 8
     for result, (error, theirs) in errors.items():
-        assert error <= 2 * theirs + eps, (result, error, theirs)
+        assert error <= 2 * theirs + eps and error < 1, (result, error, theirs)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
