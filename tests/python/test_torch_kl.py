@@ -112,7 +112,7 @@ def test_small_divergences(function, log_target):
     PyTorch's, and from probabilities it is at the last digit."""
     generator = samples.random("small divergences %s %s" % (function, log_target))
     errors = numpy.zeros(2)
-    for _ in range(30):
+    for _ in range(100):  # half of PyTorch's error at the least, and the mean of 30 came out above it once
         targets = samples.probabilities(generator, (20, 200), torch.float64)
         noise = torch.rand(targets.shape, generator=generator, dtype=torch.float64) * 2e-3 + (1 - 1e-3)
         predictions = targets * noise / (targets * noise).sum(-1, keepdim=True)
@@ -123,7 +123,7 @@ def test_small_divergences(function, log_target):
         errors += [abs(float(samples.as_exact(f) - expected)) for f in found]
         if function == "kl_div_probs" and not log_target:
             samples.assert_close(found[0], expected, 1)
-    print("mean error: %.3g, PyTorch's %.3g" % tuple(errors / 30))
+    print("mean error: %.3g, PyTorch's %.3g" % tuple(errors / 100))
     assert errors[0] <= errors[1]
 
 
