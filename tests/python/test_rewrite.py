@@ -5,6 +5,7 @@ grad_fn. Runs with PyTorch 1.10 and with the newest.
 """
 
 import collections
+import gc
 import inspect
 import sys
 import textwrap
@@ -375,3 +376,30 @@ def test_the_profiler_stays():
     finally:
         sys.setprofile(None)
     assert kept is profile and seen
+
+
+@pytest.mark.parametrize("enabled", [True, False], ids=["collecting", "not collecting"])
+def test_garbage_is_not_forwards_doing(enabled):
+    """What a collection calls while forward is looked at is somebody else's: here, as in some test frameworks and
+    monitors, it sets a global variable."""
+    thresholds = gc.get_threshold()
+    gc.callbacks.append(count_collections)
+    gc.set_threshold(1)
+    (gc.enable if enabled else gc.disable)()
+    try:
+        before = COLLECTIONS
+        new, report = rewrite(model_of(SPELLINGS["torch.log"][0]))
+        assert gc.isenabled() == enabled and (COLLECTIONS > before) == enabled
+    finally:
+        gc.enable()
+        gc.set_threshold(*thresholds)
+        gc.callbacks.remove(count_collections)
+    assert len(report.replaced) == 1 and report.refused == []
+
+
+COLLECTIONS = 0
+
+
+def count_collections(phase, info):
+    global COLLECTIONS
+    COLLECTIONS += 1

@@ -15,6 +15,7 @@ A trace is thus of one setting: a training flag, a gradient mode, and which opti
 import dataclasses
 import enum
 import functools
+import gc
 import inspect
 import operator
 import os
@@ -377,16 +378,19 @@ class Trace:
     def _run(self, shadow, shadowed, forward, signature):
         """Makes the graph. Returns why it must not be used, or None."""
         watch = self._tracer.watch
-        profile = sys.getprofile()
+        profile, collects = sys.getprofile(), gc.isenabled()
 
         def run(*values):
             positional, named = rewrite_code.arguments(signature, dict(zip(self.inputs, values)))
             shadow.watch = watch
+            gc.disable()  # finalizers and callbacks of a collection would be taken for calls that forward makes
             sys.setprofile(watch.profile)
             try:
                 return forward(shadowed, *positional, **named)
             finally:
                 sys.setprofile(profile)
+                if collects:
+                    gc.enable()
                 shadow.watch = None
 
         author = inspect.unwrap(forward)
