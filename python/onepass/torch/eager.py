@@ -56,19 +56,19 @@ def _refuse_tangents(*tensors):
 
 
 if VERSION >= (2, 4):
-
-    def autocasts(tensor):
-        """True if PyTorch would compute kl_div in float32 here, whatever its inputs are."""
-        kind = tensor.device.type
-        return kind in ("cpu", "cuda") and torch.is_autocast_enabled(kind)
+    autocast_is_on = torch.is_autocast_enabled
 
 else:
 
-    def autocasts(tensor):
-        """True if PyTorch would compute kl_div in float32 here, whatever its inputs are."""
-        if tensor.is_cuda:
-            return torch.is_autocast_enabled()
-        return tensor.device.type == "cpu" and torch.is_autocast_cpu_enabled()
+    def autocast_is_on(kind):
+        """kind: "cpu" or "cuda"."""
+        return torch.is_autocast_enabled() if kind == "cuda" else torch.is_autocast_cpu_enabled()
+
+
+def autocasts(tensor):
+    """True if PyTorch would compute kl_div in float32 here, whatever its inputs are."""
+    kind = tensor.device.type
+    return kind in ("cpu", "cuda") and autocast_is_on(kind)
 
 
 _raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)

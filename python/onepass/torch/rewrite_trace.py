@@ -27,7 +27,7 @@ from collections import namedtuple
 import torch
 import torch.fx
 
-from onepass.torch import rewrite_bytecode, rewrite_code, rewrite_copy
+from onepass.torch import eager, rewrite_bytecode, rewrite_code, rewrite_copy
 
 
 class _Refused(Exception):
@@ -301,7 +301,7 @@ _MODULE_STATE = tuple(torch.nn.Module().__dict__)
 
 def _modes():
     """Modes that a trace does not record, so that they must not change."""
-    return (torch.is_autocast_enabled(), torch.is_autocast_cpu_enabled(), torch.is_inference_mode_enabled())
+    return eager.autocast_is_on("cuda"), eager.autocast_is_on("cpu"), torch.is_inference_mode_enabled()
 
 
 class _Tracer(torch.fx.Tracer):
