@@ -243,12 +243,12 @@ def test_special_values(module, train):
 
 
 def test_training_is_learning(module):
-    """A hundred steps of SGD, ours and theirs from the same numbers."""
+    """A hundred steps of SGD, ours and theirs from the same numbers, at a rate at which differences do not grow."""
     ours, theirs = pair(module, 12, 5)
     x, labels = torch.randn(64, 12, dtype=F64), torch.randint(5, (64,))
     losses = {ours: [], theirs: []}
     for model in (ours, theirs):
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         for _ in range(100):
             optimizer.zero_grad()
             loss = -torch.log(model(x)[torch.arange(64), labels]).mean()
@@ -256,7 +256,7 @@ def test_training_is_learning(module):
             optimizer.step()
             losses[model].append(loss.item())
     assert losses[ours][-1] < losses[ours][0]
-    assert max(abs(a - b) for a, b in zip(losses[ours], losses[theirs])) < 1e-9
+    assert max(abs(a - b) for a, b in zip(losses[ours], losses[theirs])) < 1e-12
 
 
 # ---- state -----------------------------------------------------------------------------------------------------------
