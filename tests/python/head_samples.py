@@ -78,7 +78,8 @@ def check(found, expected, batch_statistics, limit=CLOSE):
         if name == "gemm.bias" and batch_statistics:  # theirs is rounding noise
             assert not a.any() and float(b.abs().max()) < 1e-10
         else:
-            error = off(a, b, 0.1 if name == "scale" else None)  # what is added up is larger
+            # What is added up is about 1, however little of it is left: by a sum to one number, by a one-hot output.
+            error = off(a, b, 0.1 if name == "scale" else max(0.1, float(b.double().norm())))
             assert error <= limit, (name, error)
 
 

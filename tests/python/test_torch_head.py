@@ -463,7 +463,7 @@ def test_only_what_is_needed_is_kept(asked, calls):
             for tensor, a, b in zip(wanted, torch.autograd.grad(value, wanted, allow_unused=True),
                                     torch.autograd.grad(other, wanted, allow_unused=True)):
                 if not (tensor is bias and training):  # 0, theirs with rounding
-                    assert a is not None and off(a, b) <= 1e-9
+                    assert a is not None and off(a, b, max(1e-4, float(b.norm()))) <= 1e-9
 
 
 def test_nothing_is_kept_without_gradients(calls):
