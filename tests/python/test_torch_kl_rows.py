@@ -37,14 +37,16 @@ def check(function, inputs, log_target, reduction, factor, **options):
 @pytest.mark.parametrize("shape", [(), (8,), (1, 8), (5, 33), (2, 3, 4, 9), (700, 2), (3, 5000)], ids=str)
 @pytest.mark.parametrize("function,log_target", FORMS)
 def test_one_value_a_row(function, log_target, shape):
-    """exp is off by 1.05 eps, the logarithm by 0.85, their difference, the product and the sum by a half each: 3.4 eps
-    of what is added up, or up to 6.8 ulp, if all of them go the same way. Four are never seen."""
+    """Within two ulps of what is added up. From probabilities and logarithms of targets exp (1.05 eps), the logarithm
+    (0.85), their difference, the product and the sum (a half each) may all go the same way: 3.4 eps, at most 6.8 ulp.
+    2.04 have been seen there, four have not."""
     generator = samples.random("rows %s %s %s" % (function, log_target, shape))
     predictions, targets = pair(generator, shape, function, log_target)
     found = ours(function, predictions, targets, reduction="rows", log_target=log_target)
     expected, scale = exact(function, predictions, targets, log_target)[0], samples.magnitude(
         function, predictions, targets, log_target)
-    samples.assert_close(found, samples.reduce_exact(expected, "rows", shape), 4,
+    samples.assert_close(found, samples.reduce_exact(expected, "rows", shape),
+                         4 if function == "kl_div_probs" and log_target else 2,
                          scale=samples.reduce_exact(scale, "rows", shape))
 
 
