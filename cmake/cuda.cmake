@@ -1,4 +1,4 @@
-# The CUDA half of the library: finds nvcc, compiles every src/cuda/*.cu into a fatbin, has the fatbins embedded.
+# The CUDA half of the library: finds nvcc, compiles every src/*/*.cu into a fatbin, has the fatbins embedded.
 #
 # ONEPASS_CUDA   AUTO: if nvcc is found and works; ON: required; OFF: not at all
 # ONEPASS_NVCC   the compiler; looked for in $CUDACXX, PATH, /usr/local/cuda and where ./dev build --cuda-wheels puts it
@@ -13,7 +13,7 @@ set(ONEPASS_CUDA AUTO CACHE STRING "CUDA kernels: AUTO, ON or OFF")
 set_property(CACHE ONEPASS_CUDA PROPERTY STRINGS AUTO ON OFF)
 
 set(onepass_have_cuda OFF)
-file(GLOB onepass_cu CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/cuda/*.cu)
+file(GLOB onepass_cu CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/*/*.cu)
 if(ONEPASS_CUDA AND onepass_cu)
     set(onepass_cache $ENV{XDG_CACHE_HOME})
     if(NOT onepass_cache)
@@ -21,6 +21,10 @@ if(ONEPASS_CUDA AND onepass_cu)
     endif()
     file(GLOB onepass_wheels ${onepass_cache}/onepass/nvcc-*/nvidia/cu*/bin)
     set(onepass_cudacxx "$ENV{CUDACXX}")
+    if(onepass_cudacxx MATCHES "/" AND NOT EXISTS "${onepass_cudacxx}" AND NOT ONEPASS_NVCC)
+        message(FATAL_ERROR "CUDACXX is ${onepass_cudacxx}, and there is no such file. Without CUDACXX nvcc is looked for "
+                            "in PATH and /usr/local/cuda.")
+    endif()
     cmake_path(GET onepass_cudacxx PARENT_PATH onepass_cudacxx)
     set(onepass_fetched "")
     if(SKBUILD)
@@ -68,21 +72,20 @@ if(ONEPASS_CUDA AND onepass_cu)
         message(STATUS "CUDA kernels: none, ${onepass_why}")
     else()
         message(FATAL_ERROR "ONEPASS_CUDA is ${ONEPASS_CUDA}, but ${onepass_why}\n"
-                            "-DONEPASS_CUDA=OFF builds without CUDA (with pip: -C cmake.define.ONEPASS_CUDA=OFF)")
+                            "-DONEPASS_CUDA=OFF builds without CUDA (with pip: --config-settings=cmake.define.ONEPASS_CUDA=OFF)")
     endif()
 endif()
 
-list(APPEND onepass_sources src/cuda/driver.c)
-target_compile_options(onepass_private INTERFACE "SHELL:-iquote ${PROJECT_SOURCE_DIR}/src/cuda")
 if(NOT onepass_have_cuda)
-    list(APPEND onepass_sources src/cuda/absent.c src/cuda/absent_head.c)
     return()
 endif()
 
 # sm_80 for Ampere and Ada, sm_90 for Hopper, PTX for what comes after. No fast-math: NaN, infinities and subnormals are
 # part of the definition. No contraction either way is asked for: the kernels say themselves where they fuse.
-set(onepass_nvcc_flags -O3 -std=c++14 -lineinfo -Xfatbin=-compress-all
-    -I${PROJECT_SOURCE_DIR}/src/cuda -I${PROJECT_SOURCE_DIR}/src/core)
+set(onepass_nvcc_flags -O3 -std=c++14 -Xfatbin=-compress-all -I${PROJECT_SOURCE_DIR}/src)
+if(ONEPASS_LINE_INFO)
+    list(APPEND onepass_nvcc_flags -lineinfo)
+endif()
 set(onepass_targets
     -gencode=arch=compute_80,code=sm_80 -gencode=arch=compute_90,code=sm_90 -gencode=arch=compute_80,code=compute_80)
 # Files named *_sm90a.cu use instructions that Hopper alone has: no other device is given them (src/cuda/device.c loads
@@ -93,22 +96,31 @@ endif()
 
 set(onepass_cuda_dir ${PROJECT_BINARY_DIR}/cuda)
 set(onepass_fatbin_script ${PROJECT_SOURCE_DIR}/cmake/fatbin.cmake)
-set(onepass_fatbins "")
-foreach(source ${onepass_cu})
-    cmake_path(GET source STEM stem)
-    set(fatbin ${onepass_cuda_dir}/${stem}.fatbin)
+
+# onepass_add_fatbin(SOURCE FATBIN): compiles one .cu file; the names of its kernels are in FATBIN.kernels, what it
+# depends on in FATBIN.d.
+function(onepass_add_fatbin source fatbin)
     set(targets ${onepass_targets})
     set(words "sm_80, sm_90 and PTX")
-    if(stem MATCHES "_sm90a$")
+    if(source MATCHES "_sm90a\\.cu$")
         set(targets -gencode=arch=compute_90a,code=sm_90a)
         set(words "sm_90a")
     endif()
+    cmake_path(RELATIVE_PATH source BASE_DIRECTORY ${PROJECT_SOURCE_DIR} OUTPUT_VARIABLE name)
     add_custom_command(OUTPUT ${fatbin} ${fatbin}.kernels
         COMMAND ${CMAKE_COMMAND} -DSTEP=compile "-DNVCC=${onepass_nvcc}" "-DFLAGS=${onepass_nvcc_flags};${targets}"
                 -DSOURCE=${source} -DOUTPUT=${fatbin} -P ${onepass_fatbin_script}
         DEPENDS ${source} ${onepass_fatbin_script} DEPFILE ${fatbin}.d
-        COMMENT "Compiling src/cuda/${stem}.cu for ${words}" VERBATIM)
-    list(APPEND onepass_fatbins ${fatbin})
+        COMMENT "Compiling ${name} for ${words}" VERBATIM)
+endfunction()
+
+set(onepass_fatbins "")
+foreach(source ${onepass_cu})
+    cmake_path(RELATIVE_PATH source BASE_DIRECTORY ${PROJECT_SOURCE_DIR}/src OUTPUT_VARIABLE name)
+    string(REGEX REPLACE "[/.]" "_" stem ${name})
+    string(REGEX REPLACE "_cu$" "" stem ${stem})
+    onepass_add_fatbin(${source} ${onepass_cuda_dir}/${stem}.fatbin)
+    list(APPEND onepass_fatbins ${onepass_cuda_dir}/${stem}.fatbin)
 endforeach()
 
 set(onepass_fatbin_lists ${onepass_cuda_dir}/fatbin_images.inc ${onepass_cuda_dir}/fatbin_kernels.inc)
@@ -117,11 +129,18 @@ add_custom_command(OUTPUT ${onepass_fatbin_lists}
             -P ${onepass_fatbin_script}
     DEPENDS ${onepass_fatbins} ${onepass_fatbin_script} COMMENT "Listing the kernels" VERBATIM)
 
-file(GLOB onepass_cuda_plans CONFIGURE_DEPENDS RELATIVE ${PROJECT_SOURCE_DIR} src/cuda/*_cuda.c)
-list(APPEND onepass_sources src/cuda/cublaslt.c src/cuda/device.c src/cuda/fatbin.c ${onepass_cuda_plans})
+# The plans number the kernels by that list (src/cuda/kernels.h).
+file(GLOB onepass_cuda_plans CONFIGURE_DEPENDS RELATIVE ${PROJECT_SOURCE_DIR} src/cuda/*.c src/*/cuda*.c)
+list(APPEND onepass_sources ${onepass_cuda_plans})
+list(REMOVE_DUPLICATES onepass_sources)
+set_source_files_properties(${onepass_cuda_plans} PROPERTIES
+    OBJECT_DEPENDS "${onepass_fatbin_lists}" COMPILE_OPTIONS "-I${onepass_cuda_dir}")
 # A compiler does not know that the assembler will read the fatbins.
 set_source_files_properties(src/cuda/fatbin.c PROPERTIES
     OBJECT_DEPENDS "${onepass_fatbins};${onepass_fatbin_lists}"
     COMPILE_OPTIONS "-I${onepass_cuda_dir};-fno-lto"
     COMPILE_DEFINITIONS "ONEPASS_CUDA_RELEASE=\"${onepass_cuda_release}\"")
 target_compile_definitions(onepass_private INTERFACE ONEPASS_HAVE_CUDA=1)
+if(NOT onepass_cuda_release VERSION_LESS 12.0)
+    target_compile_definitions(onepass_private INTERFACE ONEPASS_HAVE_SM90A=1)
+endif()

@@ -2,16 +2,101 @@
 #
 # One .cu file into one fatbin, with the list of its kernels beside it:
 #   cmake -DSTEP=compile -DNVCC=... "-DFLAGS=..." -DSOURCE=kl.cu -DOUTPUT=kl.fatbin -P fatbin.cmake
-# writes kl.fatbin, kl.fatbin.d (what it depends on), kl.fatbin.kernels (one name a line) and kl.fatbin.ptxas (what the
-# assembler said). A kernel that spills registers or needs a stack frame fails the build: it would run, slowly. One that
-# has been measured with what it spills says so in its source: "NAME: spills up to N bytes".
+# writes kl.fatbin, kl.fatbin.d (what it depends on), kl.fatbin.kernels (one name a line), kl.fatbin.ptxas (what the
+# assembler said) and kl.fatbin.how: the compiler's version, its flags, and the hash of every file of this tree that it
+# read. A kernel that spills registers or needs a stack frame fails the build: it would run, slowly. One that has been
+# measured with what it spills says so in its source: "NAME: spills up to N bytes". With ONEPASS_FATBINS in the
+# environment, the directory of another build's fatbins, one that was made there by the same compiler in the same way
+# from the same text, in whatever tree, is taken from there.
 #
-# The lists that src/cuda/fatbin.c includes:
+# The lists that src/cuda/fatbin.c and kernels.h include:
 #   cmake -DSTEP=list "-DFATBINS=a.fatbin;b.fatbin" -DDIRECTORY=... -P fatbin.cmake
 cmake_minimum_required(VERSION 3.25)
 
+cmake_path(GET CMAKE_CURRENT_LIST_DIR PARENT_PATH root)
+
+# how_made(RESULT): the compiler and its flags, the same words in every tree.
+function(how_made result)
+    execute_process(COMMAND ${NVCC} --version OUTPUT_VARIABLE version ERROR_VARIABLE version)
+    string(STRIP "${version}" version)
+    string(REPLACE "${root}" "." words "${FLAGS} ${SOURCE}")
+    set(${result} "${version}\n${words}\n" PARENT_SCOPE)
+endfunction()
+
+# inputs_read(RESULT): a line "HASH PATH" for this script and for every file of the tree that OUTPUT.d names.
+function(inputs_read result)
+    file(READ ${OUTPUT}.d rule)
+    string(REGEX REPLACE "^[^:]*:" "" rule "${rule}")
+    string(REGEX MATCHALL "([^ \\\n]|\\\\ )+" inputs "${rule}")
+    set(lines "")
+    foreach(input IN LISTS inputs ITEMS ${CMAKE_CURRENT_LIST_FILE})
+        string(REPLACE "\\ " " " input "${input}")
+        cmake_path(NORMAL_PATH input)
+        cmake_path(IS_PREFIX root "${input}" is_ours)
+        if(is_ours)
+            file(SHA256 "${input}" hash)
+            cmake_path(RELATIVE_PATH input BASE_DIRECTORY ${root})
+            string(APPEND lines "${hash} ${input}\n")
+        endif()
+    endforeach()
+    set(${result} "${lines}" PARENT_SCOPE)
+endfunction()
+
+# fatbin_from(DIRECTORY HOW): takes the fatbin and what lies beside it from there, and sets taken, if it is what would
+# be made.
+function(fatbin_from directory how)
+    cmake_path(GET OUTPUT FILENAME name)
+    set(made ${directory}/${name})
+    foreach(end .how .kernels .ptxas "")
+        if(NOT EXISTS ${made}${end})
+            return()
+        endif()
+    endforeach()
+    file(READ ${made}.how how_there)
+    string(FIND "${how_there}" "${how}" place)
+    if(NOT place EQUAL 0)
+        return()
+    endif()
+    string(LENGTH "${how}" length)
+    string(SUBSTRING "${how_there}" ${length} -1 lines)
+    string(REGEX MATCHALL "[^\n]+" lines "${lines}")
+    set(rule "")
+    foreach(line IN LISTS lines)
+        string(REGEX MATCH "^([0-9a-f]+) (.*)$" line "${line}")
+        set(input "${root}/${CMAKE_MATCH_2}")
+        set(hash_there "${CMAKE_MATCH_1}")
+        if(NOT EXISTS "${input}")
+            return()
+        endif()
+        file(SHA256 "${input}" hash)
+        if(NOT hash STREQUAL hash_there)
+            return()
+        endif()
+        # The compiler does not read this script; the build depends on it all the same.
+        if(NOT input STREQUAL CMAKE_CURRENT_LIST_FILE)
+            string(REPLACE " " "\\ " input "${input}")
+            string(APPEND rule " ${input}")
+        endif()
+    endforeach()
+    foreach(end .how .kernels .ptxas "")
+        file(COPY_FILE ${made}${end} ${OUTPUT}${end})
+    endforeach()
+    string(REPLACE " " "\\ " target "${OUTPUT}")
+    file(WRITE ${OUTPUT}.d "${target}:${rule}\n")
+    file(TOUCH ${OUTPUT}.kernels ${OUTPUT})
+    set(taken TRUE PARENT_SCOPE)
+endfunction()
+
 if(STEP STREQUAL "compile")
-    execute_process(COMMAND ${NVCC} -fatbin ${FLAGS} -Xptxas=-v -MD -MF ${OUTPUT}.d -MT ${OUTPUT}
+    how_made(how)
+    if(NOT "$ENV{ONEPASS_FATBINS}" STREQUAL "")
+        fatbin_from($ENV{ONEPASS_FATBINS} "${how}")
+        if(taken)
+            return()
+        endif()
+    endif()
+    string(REPLACE " " "\\ " target "${OUTPUT}") # a rule's target: the compiler writes it as it is given
+    execute_process(COMMAND ${NVCC} -fatbin ${FLAGS} -Xptxas=-v -MD -MF ${OUTPUT}.d -MT ${target}
                             -o ${OUTPUT}.new ${SOURCE}
                     RESULT_VARIABLE result OUTPUT_VARIABLE log ERROR_VARIABLE log)
     file(WRITE ${OUTPUT}.ptxas "${log}")
@@ -51,6 +136,8 @@ if(STEP STREQUAL "compile")
     endif()
     list(JOIN entries "\n" entries)
     file(WRITE ${OUTPUT}.kernels "${entries}\n")
+    inputs_read(inputs)
+    file(WRITE ${OUTPUT}.how "${how}${inputs}")
     file(RENAME ${OUTPUT}.new ${OUTPUT})
 
 elseif(STEP STREQUAL "list")
@@ -66,7 +153,7 @@ elseif(STEP STREQUAL "list")
         endforeach()
         math(EXPR index "${index} + 1")
     endforeach()
-    list(SORT kernels COMPARE STRING) # by bytes, as strcmp does: the names are searched by halving
+    list(SORT kernels COMPARE STRING)
     list(JOIN kernels "\n" kernels)
     file(WRITE ${DIRECTORY}/fatbin_images.inc "${images}")
     file(WRITE ${DIRECTORY}/fatbin_kernels.inc "${kernels}\n")

@@ -121,7 +121,8 @@ def compile_fatbin(wanted):
         run([program("fatbinary"), "--create=" + wanted.output, "-64"] + wanted.fatbin_options + images)
     if wanted.depfile:
         with open(wanted.depfile, "w", encoding="utf-8") as file:
-            file.write("%s: %s\n" % (wanted.target, " \\\n  ".join(dependencies(wanted.source, wanted.include))))
+            needed = [path.replace(" ", "\\ ") for path in dependencies(wanted.source, wanted.include)]
+            file.write("%s: %s\n" % (wanted.target, " \\\n  ".join(needed)))
 
 
 def main():

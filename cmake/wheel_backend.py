@@ -3,12 +3,17 @@
 nvcc has a C++ compiler read the sources; for a machine that has none, NVRTC is fetched too (cmake/nvrtc.py). Nothing
 is fetched for a build without CUDA, or with an nvcc that was named in one of these ways:
 
-  pip install . -C cmake.define.ONEPASS_CUDA=OFF
-  pip install . -C cmake.define.ONEPASS_NVCC=/usr/local/cuda/bin/nvcc
+  pip install . --config-settings=cmake.define.ONEPASS_CUDA=OFF
+  pip install . --config-settings=cmake.define.ONEPASS_NVCC=/usr/local/cuda/bin/nvcc
   CUDACXX=/usr/local/cuda/bin/nvcc pip install .
+
+What would make the build fail, a C compiler that is not there or an nvcc that was named and is not there, is said
+before anything is fetched.
 """
 import os
 import platform
+import shlex
+import shutil
 import subprocess
 
 from scikit_build_core import build as _core
@@ -27,6 +32,22 @@ def _reads_cxx():
         return False
 
 
+def _check_compilers(config_settings):
+    """Ends the build, with a line that says why, if a compiler is not there."""
+    compiler = os.environ.get("CC")
+    if compiler and not shutil.which(shlex.split(compiler)[0]):
+        raise SystemExit("onepass: $CC is %s, and there is no such compiler" % compiler)
+    if not compiler and not any(map(shutil.which, ("cc", "gcc", "clang"))):
+        raise SystemExit("onepass: no C compiler was found (cc, gcc, clang). Install one (Debian, Ubuntu: apt-get install "
+                         "gcc libc6-dev; Fedora: dnf install gcc), or name one: CC=/path/to/compiler pip install .")
+    settings = config_settings or {}
+    for name, nvcc in (("cmake.define.ONEPASS_NVCC", settings.get("cmake.define.ONEPASS_NVCC")),
+                       ("$CUDACXX", os.environ.get("CUDACXX"))):
+        if nvcc and not shutil.which(nvcc):
+            raise SystemExit("onepass: %s is %s, and there is no such compiler; without it a CUDA compiler is fetched "
+                             "from PyPI" % (name, nvcc))
+
+
 def _cuda_compiler(config_settings):
     """Requirements that bring a CUDA compiler; none if the build will not look for one."""
     settings = config_settings or {}
@@ -42,8 +63,10 @@ def _cuda_compiler(config_settings):
 
 
 def get_requires_for_build_wheel(config_settings=None):
+    _check_compilers(config_settings)
     return _core.get_requires_for_build_wheel(config_settings) + _cuda_compiler(config_settings)
 
 
 def get_requires_for_build_editable(config_settings=None):
+    _check_compilers(config_settings)
     return _core.get_requires_for_build_editable(config_settings) + _cuda_compiler(config_settings)

@@ -104,7 +104,7 @@ onepass_tensor cuda_tensor(onep_type type, void *data, int ndim, int64_t *shape)
 int cuda_tickets_are_zero(const onepass_handle *handle)
 {
     uint32_t tickets[ONEP_CUDA_TICKETS];
-    cuda_download(tickets, onep_cuda_tickets(handle->cuda), sizeof tickets);
+    cuda_download(tickets, onep_cuda_tickets(onep_cuda_of(handle)), sizeof tickets);
     for (int i = 0; i < ONEP_CUDA_TICKETS; i++)
         if (tickets[i])
             return 0;
@@ -168,7 +168,7 @@ static block *add_block(journey *j, char *host, size_t bytes, size_t shift)
     b->host = host;
     b->bytes = bytes;
     b->at = (j->end + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT + shift;
-    j->end = b->at + bytes + TEST_BAND;
+    j->end = b->at + bytes + CASE_BAND;
     return b;
 }
 
@@ -308,7 +308,7 @@ static onepass_status carry(onep_kl_form form, const onepass_tensor *predictions
         options.grad_made_for, value,   grad_predictions,    grad_targets};
     onepass_tensor device[TENSORS];
     int index[TENSORS];
-    journey j = {.end = TEST_BAND};
+    journey j = {.end = CASE_BAND};
     for (int i = 0; i < TENSORS; i++)
         send(&j, host[i], &device[i], &index[i], i >= 5);
     size_t needed = 0;

@@ -12,9 +12,9 @@
 #ifndef ONEPASS_TEST_CUDA_HARNESS_H
 #define ONEPASS_TEST_CUDA_HARNESS_H
 
-#include "device.h"
-#include "driver.h"
-#include "handle.h"
+#include "core/handle.h"
+#include "cuda/device.h"
+#include "cuda/driver.h"
 #include "kl_cases.h"
 
 /* The driver with the device's primary context current in this thread; ends the program if there is none. */

@@ -1,11 +1,11 @@
 /* See cuda_repeated.h. */
-#define _POSIX_C_SOURCE 200809L /* setenv */
 #include "cuda_repeated.h"
 
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "cuda_grid.h"
 #include "cuda_resident.h"
 
 enum { REDUCTIONS = ONEPASS_DIVISOR + 1 };
@@ -55,7 +55,7 @@ static void repeat(resident *r, onepass_handle *handle, onep_cu_stream *stream, 
 
 void cuda_test_determinism(void)
 {
-    static const char *const grids[] = {"1", "7", "66", "132", "264", "1000"};
+    static const unsigned grids[] = {1, 7, 66, 132, 264, 1000};
     int quick = test_quick();
     flood beside = {0};
     if (!quick) {
@@ -87,14 +87,14 @@ void cuda_test_determinism(void)
                 }
                 onepass_destroy(handle);
                 for (size_t g = 0; g < sizeof grids / sizeof grids[0]; g++) {
-                    setenv("ONEPASS_CUDA_GRID", grids[g], 1);
+                    cuda_force_grid(grids[g]);
                     handle = cuda_handle(stream);
-                    test_context("%s, %s, %s, gradients %d, grid %s", kl_form_name(r.form), onep_type_name(r.type),
+                    test_context("%s, %s, %s, gradients %d, grid %u", kl_form_name(r.form), onep_type_name(r.type),
                                  kl_reduction_name(r.reduction), gradients, grids[g]);
                     repeat(&r, handle, stream, gradients, 2, NULL, &first);
                     onepass_destroy(handle);
                 }
-                unsetenv("ONEPASS_CUDA_GRID");
+                cuda_force_grid(0);
                 free(first);
                 resident_free(&r);
                 MUST(cuda_driver()->cuStreamDestroy(stream));

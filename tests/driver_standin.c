@@ -1,25 +1,26 @@
 /*
- * A stand-in for libcuda.so.1, for tests of what the tool does around a GPU on a machine that has none: which arrays it
- * copies there, which it brings back, what it releases, what it says when something fails. "Device memory" is host
- * memory between guard bands, poisoned with NaN; kernels are done by their definitions, in double or wider and at once;
- * the one that only benchmarks have is refused. It shows nothing about the kernels themselves.
+ * A stand-in for libcuda.so.1, for tests on a machine that has no GPU. "Device memory" is host memory between guard
+ * bands, poisoned with NaN; a kernel is run at once, on the CPU, thread by thread: the library's own CUDA sources
+ * (emulated_sources.py, emulated_threads.hpp), so that what they compute and how their threads wait for each other is
+ * tried, though nothing of how a GPU does it. What no GPU but Hopper has (*_sm90a.cu, clusters, TMA) is refused.
  *
  * When the process ends, memory or contexts that were not given back, or a copy or a kernel that left its bounds, end
  * it with exit code 99. $ONEPASS_STANDIN_ALLOCATIONS: how many allocations succeed; all others find no memory.
+ * $ONEPASS_STANDIN_KEEPS=1: memory and contexts may be left to the process's end, as programs that own a GPU do it.
+ * $ONEPASS_STANDIN_REFUSES: a kernel that is refused, by the beginning of its name. $ONEPASS_STANDIN_LAUNCHES: a file
+ * to which the name of every kernel that was run is added.
  */
 #define _POSIX_C_SOURCE 200809L
-#include <math.h>
+#include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
 
-#include "driver.h"
-#include "head_args.h"
-#include "kl.h"
-#include "kl_define.h"
-#include "types.h"
+#include "cuda/driver.h"
+#include "emulated_standin.h"
 
 enum {
     BAND = 256,
@@ -27,8 +28,10 @@ enum {
     POISON = 0xff,
     GUARD = 0xa5,
     MOST_BLOCKS = 4096,
+    MOST_STREAMS = 256,
     INVALID_VALUE = 1,
-    NOT_SUPPORTED = 801
+    NOT_SUPPORTED = 801,
+    CAPTURE_UNSUPPORTED = 900
 };
 
 #define EXPORTED __attribute__((visibility("default")))
@@ -37,6 +40,8 @@ enum {
 #define FUNCTION(member, symbol, parameters) EXPORTED int member parameters __asm__(symbol);
 ONEP_DRIVER_FUNCTIONS(FUNCTION)
 #undef FUNCTION
+EXPORTED int cuLaunchKernelEx(const onep_cu_launch *launch, onep_cu_function *function, void **parameters,
+                              void **extra);
 
 /* ---- memory ------------------------------------------------------------------------------------------------------ */
 
@@ -45,7 +50,9 @@ static struct block {
     size_t bytes;
 } blocks[MOST_BLOCKS];
 
-static long claims, contexts, wrongs;
+static const size_t most_bytes = (size_t)1 << 40;
+static long claims, wrongs;
+static pthread_mutex_t using = PTHREAD_MUTEX_INITIALIZER; /* of blocks, and of what runs: one kernel at a time */
 
 static void complain(const char *what)
 {
@@ -53,6 +60,16 @@ static void complain(const char *what)
     wrongs++;
 }
 
+/* Calls that a capture does not survive, unless the thread has said that it knows. */
+static atomic_int captures;
+static _Thread_local int capture_mode = ONEP_CU_CAPTURE_GLOBAL;
+
+static int breaks_a_capture(void)
+{
+    return captures > 0 && capture_mode != ONEP_CU_CAPTURE_RELAXED;
+}
+
+/* By whoever holds `using`. */
 static struct block *block_of(onep_cu_address address, size_t bytes)
 {
     for (int i = 0; i < MOST_BLOCKS; i++) {
@@ -63,12 +80,20 @@ static struct block *block_of(onep_cu_address address, size_t bytes)
     return NULL;
 }
 
-int cuMemAlloc(onep_cu_address *address, size_t bytes)
+static int is_claimed(onep_cu_address address, size_t bytes)
+{
+    pthread_mutex_lock(&using);
+    const int found = block_of(address, bytes) != NULL;
+    pthread_mutex_unlock(&using);
+    return found;
+}
+
+static int claim(onep_cu_address *address, size_t bytes)
 {
     const char *most = getenv("ONEPASS_STANDIN_ALLOCATIONS");
     if (bytes == 0)
         return INVALID_VALUE;
-    if (most && claims >= atol(most))
+    if ((most && claims >= atol(most)) || bytes > most_bytes)
         return ONEP_CU_OUT_OF_MEMORY;
     int free_one = 0;
     while (free_one < MOST_BLOCKS && blocks[free_one].first)
@@ -86,28 +111,56 @@ int cuMemAlloc(onep_cu_address *address, size_t bytes)
     return 0;
 }
 
-int cuMemFree(onep_cu_address address)
+int cuMemAlloc(onep_cu_address *address, size_t bytes)
+{
+    if (breaks_a_capture())
+        return CAPTURE_UNSUPPORTED;
+    pthread_mutex_lock(&using);
+    const int error = claim(address, bytes);
+    pthread_mutex_unlock(&using);
+    return error;
+}
+
+static int bands_are_whole(const struct block *block)
+{
+    const size_t end = (block->bytes + BAND - 1) / BAND * BAND + BAND;
+    int whole = 1;
+    for (size_t i = 0; i < BAND; i++)
+        whole &= (unsigned char)block->first[(long)i - BAND] == GUARD;
+    for (size_t i = block->bytes; i < end; i++)
+        whole &= (unsigned char)block->first[i] == GUARD;
+    return whole;
+}
+
+static int release(onep_cu_address address)
 {
     struct block *block = block_of(address, 1);
     if (!block || (onep_cu_address)(uintptr_t)block->first != address) {
         complain("memory is freed that was not claimed");
         return INVALID_VALUE;
     }
-    size_t end = (block->bytes + BAND - 1) / BAND * BAND + BAND, wrong = 0;
-    for (size_t i = 0; i < BAND; i++)
-        wrong += (unsigned char)block->first[(long)i - BAND] != GUARD;
-    for (size_t i = block->bytes; i < end; i++)
-        wrong += (unsigned char)block->first[i] != GUARD;
-    if (wrong)
+    if (!bands_are_whole(block))
         complain("a guard band was written to");
     free(block->first - BAND);
     block->first = NULL;
     return 0;
 }
 
+int cuMemFree(onep_cu_address address)
+{
+    if (breaks_a_capture())
+        return CAPTURE_UNSUPPORTED;
+    pthread_mutex_lock(&using);
+    const int error = release(address);
+    pthread_mutex_unlock(&using);
+    return error;
+}
+
 int cuMemcpyHtoD(onep_cu_address to, const void *from, size_t bytes)
 {
-    if (!block_of(to, bytes)) {
+    if (breaks_a_capture())
+        return CAPTURE_UNSUPPORTED;
+    if (!is_claimed(to, bytes)) {
         complain("a copy to memory that was not claimed");
         return INVALID_VALUE;
     }
@@ -117,7 +170,9 @@ int cuMemcpyHtoD(onep_cu_address to, const void *from, size_t bytes)
 
 int cuMemcpyDtoH(void *to, onep_cu_address from, size_t bytes)
 {
-    if (!block_of(from, bytes)) {
+    if (breaks_a_capture())
+        return CAPTURE_UNSUPPORTED;
+    if (!is_claimed(from, bytes)) {
         complain("a copy from memory that was not claimed");
         return INVALID_VALUE;
     }
@@ -125,20 +180,11 @@ int cuMemcpyDtoH(void *to, onep_cu_address from, size_t bytes)
     return 0;
 }
 
-int cuMemsetD8Async(onep_cu_address to, unsigned char value, size_t count, onep_cu_stream *stream)
-{
-    (void)stream;
-    if (!block_of(to, count))
-        return INVALID_VALUE;
-    memset((void *)(uintptr_t)to, value, count);
-    return 0;
-}
-
 /* The tool only empties the cache with it: there is none. */
 int cuMemsetD32Async(onep_cu_address to, unsigned value, size_t count, onep_cu_stream *stream)
 {
     (void)value, (void)stream;
-    return block_of(to, 4 * count) ? 0 : INVALID_VALUE;
+    return is_claimed(to, 4 * count) ? 0 : INVALID_VALUE;
 }
 
 int cuMemGetInfo(size_t *available, size_t *total)
@@ -149,312 +195,264 @@ int cuMemGetInfo(size_t *available, size_t *total)
 
 int cuPointerGetAttributes(unsigned count, int *attributes, void **data, onep_cu_address address)
 {
-    int inside = block_of(address, 1) != NULL;
+    int inside = is_claimed(address, 1);
     for (unsigned i = 0; i < count; i++)
         *(int *)data[i] = attributes[i] == ONEP_CU_MEMORY_TYPE && inside ? ONEP_CU_IN_DEVICE : 0;
     return 0;
 }
 
+static atomic_long all_contexts;
+
 __attribute__((destructor)) static void look_back(void)
 {
-    for (int i = 0; i < MOST_BLOCKS; i++)
-        if (blocks[i].first)
+    const char *keeps = getenv("ONEPASS_STANDIN_KEEPS");
+    for (int i = 0; i < MOST_BLOCKS; i++) {
+        if (blocks[i].first && !bands_are_whole(&blocks[i]))
+            complain("a guard band was written to");
+        if (blocks[i].first && !keeps)
             complain("memory was not released");
-    if (contexts)
+    }
+    if (all_contexts && !keeps)
         complain("a context was left current");
     if (wrongs)
         _exit(99);
 }
 
-/* ---- linear and head --------------------------------------------------------------------------------------------- */
+/* ---- work: done at once, or kept in a graph while its stream is captured -------------------------------------------
+ */
 
-static char *place(const onep_head_matrix *m, long long i, long long j)
+typedef struct step {
+    struct step *next;
+    const emulated_kernel *kernel; /* NULL: bytes are copied, or set */
+    emulated_shape shape;
+    onep_cu_address to, from; /* from 0: set */
+    size_t bytes;
+    int value;
+    void *args; /* a copy, at a multiple of 64 */
+} step;
+
+struct onep_cu_graph {
+    step *first, **end;
+    int users; /* itself, and what was made of it to be launched */
+};
+
+struct onep_cu_stream {
+    int taken;
+    onep_cu_graph *captured;
+};
+static struct onep_cu_stream streams[MOST_STREAMS];
+
+static emulated_kernel *kernels;
+
+void emulated_register(emulated_kernel *kernel)
 {
-    return m->data + i * m->row_stride + j * m->col_stride;
+    kernel->next = kernels;
+    kernels = kernel;
 }
 
-static double get(const onep_head_matrix *m, long long i, long long j, double otherwise)
+static void run_kernel(const emulated_kernel *kernel, const emulated_shape *shape, const void *args)
 {
-    return m->data ? onep_load((onep_type)m->type, place(m, i, j)) : otherwise;
+    pthread_mutex_lock(&using);
+    kernel->run(shape, args);
+    for (int i = 0; i < MOST_BLOCKS; i++)
+        if (blocks[i].first && !bands_are_whole(&blocks[i])) {
+            complain("a kernel wrote to a guard band:");
+            complain(kernel->name);
+            break;
+        }
+    const char *path = getenv("ONEPASS_STANDIN_LAUNCHES");
+    FILE *file = path ? fopen(path, "a") : NULL;
+    if (file) {
+        fprintf(file, "%s\n", kernel->name);
+        fclose(file);
+    }
+    pthread_mutex_unlock(&using);
 }
 
-static void put(const onep_head_matrix *m, long long i, long long j, double x)
+static void take_step(const step *s)
 {
-    if (!m->data)
-        return;
-    if (!block_of((onep_cu_address)(uintptr_t)place(m, i, j), onep_type_size((onep_type)m->type)))
-        complain("a kernel writes outside");
+    if (s->kernel)
+        run_kernel(s->kernel, &s->shape, s->args);
+    else if (s->from)
+        memmove((void *)(uintptr_t)s->to, (const void *)(uintptr_t)s->from, s->bytes);
     else
-        onep_store((onep_type)m->type, place(m, i, j), x);
+        memset((void *)(uintptr_t)s->to, s->value, s->bytes);
 }
 
-/* Element (i, k), or with `swapped` (k, i), of an operand with rows of any rank. */
-static char *side_place(const onep_product_side *side, long long i, long long k)
+/* The values 0 to 2 are the driver's own streams. */
+static int enqueue(const onep_cu_stream *stream, const step *s)
 {
-    long long row = side->swapped ? k : i, column = side->swapped ? i : k;
-    char *at = side->data + column * side->col_stride;
-    for (int d = side->rank - 1; d >= 0; d--) {
-        at += row % side->extent[d] * side->row_stride[d];
-        row /= side->extent[d];
+    onep_cu_graph *graph = (uintptr_t)stream > 2 ? stream->captured : NULL;
+    if (!graph) {
+        take_step(s);
+        return 0;
     }
-    return at;
-}
-
-static void multiply(const onep_product_args *a)
-{
-    for (long long i = 0; i < a->m; i++)
-        for (long long j = 0; j < a->n; j++) {
-            double sum = get(&a->bias, 0, j, 0);
-            for (long long k = 0; k < a->k; k++)
-                sum += onep_load((onep_type)a->a.type, side_place(&a->a, i, k)) *
-                       onep_load((onep_type)a->b.type, side_place(&a->b, j, k));
-            onep_store((onep_type)a->c.type, side_place(&a->c, i, j), sum);
-        }
-}
-
-static void sum_columns(const onep_column_sums_args *a)
-{
-    for (long long j = 0; j < a->columns; j++) {
-        double sum = 0;
-        for (long long i = 0; i < a->rows; i++)
-            sum += onep_load((onep_type)a->x.type, side_place(&a->x, i, j));
-        put(&a->out, 0, j, sum);
+    step *kept = malloc(sizeof *kept);
+    void *args = s->kernel ? aligned_alloc(64, (s->kernel->args_size + 63) / 64 * 64) : NULL;
+    if (!kept || (s->kernel && !args)) {
+        free(kept);
+        return ONEP_CU_OUT_OF_MEMORY;
     }
-}
-
-static void store_workspace(void *to, int type, long long j, double x)
-{
-    onep_store((onep_type)type, (char *)to + (size_t)j * onep_type_size((onep_type)type), x);
-}
-
-/* log2(e) z = slope y + offset, and what is remembered of the batch. */
-static void take_statistics(const onep_head_stats_args *a)
-{
-    const onep_head_features *f = &a->features;
-    int computed = a->y.type == ONEP_F64 ? ONEP_F64 : ONEP_F32;
-    if (f->batches && !f->running)
-        ++*f->batches;
-    double factor = f->cumulative ? 1 / (double)*f->batches : f->momentum;
-    for (long long j = 0; j < f->columns; j++) {
-        double bias = get(&f->in[ONEP_HEAD_BIAS], 0, j, 0), mean = 0, m2 = 0;
-        for (long long i = 0; i < f->rows && !f->running; i++)
-            mean += get(&a->y, i, j, 0) * f->per_row;
-        for (long long i = 0; i < f->rows && !f->running; i++)
-            m2 += pow(get(&a->y, i, j, 0) - mean, 2);
-        double var = m2 * f->per_row;
-        if (f->running) {
-            mean = get(&f->in[ONEP_HEAD_MEAN], 0, j, 0) - bias;
-            var = get(&f->in[ONEP_HEAD_SPREAD], 0, j, 1);
-        } else {
-            put(&f->out[ONEP_HEAD_TO_RUNNING_MEAN], 0, j,
-                (1 - factor) * get(&f->in[ONEP_HEAD_MEAN], 0, j, 0) + factor * (mean + bias));
-            put(&f->out[ONEP_HEAD_TO_RUNNING_VAR], 0, j,
-                (1 - factor) * get(&f->in[ONEP_HEAD_SPREAD], 0, j, 0) + factor * m2 * f->per_free_row);
-        }
-        double rstd = 1 / sqrt(var + f->eps), scale = get(&f->in[ONEP_HEAD_SCALE], 0, j, 1);
-        double slope = scale * get(&f->in[ONEP_HEAD_GAMMA], 0, j, 1) * rstd, log2_e = 1 / log(2);
-        put(&f->out[ONEP_HEAD_TO_MEAN], 0, j, mean);
-        put(&f->out[ONEP_HEAD_TO_RSTD], 0, j, rstd);
-        store_workspace(f->slope, computed, j, log2_e * slope);
-        store_workspace(f->offset, computed, j, log2_e * (scale * get(&f->in[ONEP_HEAD_BETA], 0, j, 0) - slope * mean));
-    }
-}
-
-static double exponent(const onep_head_softmax_args *a, long long i, long long j)
-{
-    onep_type computed = a->y.type == ONEP_F64 ? ONEP_F64 : ONEP_F32;
-    size_t at = (size_t)j * onep_type_size(computed);
-    return onep_load(computed, (const char *)a->slope + at) * get(&a->y, i, j, 0) +
-           onep_load(computed, (const char *)a->offset + at);
-}
-
-/* y may lie where the output goes: a row is held apart until it is whole. */
-static void take_softmax(const onep_head_softmax_args *a)
-{
-    double *row = malloc((size_t)a->columns * sizeof *row);
-    for (long long i = 0; i < a->rows && row; i++) {
-        double most = -INFINITY, sum = 0;
-        for (long long j = 0; j < a->columns; j++)
-            most = fmax(most, exponent(a, i, j));
-        for (long long j = 0; j < a->columns; j++)
-            sum += row[j] = exp2(exponent(a, i, j) - most);
-        for (long long j = 0; j < a->columns; j++)
-            put(&a->output, i, j, row[j] / sum);
-    }
-    free(row);
-}
-
-/* dz = P (g - sum over the row of g P) */
-static double gradient_of_z(const onep_head_grad_args *a, long long i, long long j)
-{
-    double dot = 0;
-    for (long long k = 0; k < a->columns; k++)
-        dot += get(&a->grad_output, i, k, 0) * get(&a->output, i, k, 0);
-    return get(&a->output, i, j, 0) * (get(&a->grad_output, i, j, 0) - dot);
-}
-
-/* Both passes of the backward call: the one over rows, which comes first, has nothing left to do. */
-static void take_gradients(const onep_head_grad_args *a)
-{
-    double of_scale = 0;
-    for (long long j = 0; j < a->columns; j++) {
-        double mean = get(&a->in[ONEP_HEAD_MEAN], 0, j, 0), rstd = get(&a->in[ONEP_HEAD_SPREAD], 0, j, 1), s0 = 0;
-        double gamma = get(&a->in[ONEP_HEAD_GAMMA], 0, j, 1), beta = get(&a->in[ONEP_HEAD_BETA], 0, j, 0), s1 = 0;
-        double scale = get(&a->in[ONEP_HEAD_SCALE], 0, j, 1);
-        for (long long i = 0; i < a->rows; i++) {
-            s0 += gradient_of_z(a, i, j);
-            s1 += gradient_of_z(a, i, j) * (get(&a->product, i, j, 0) - mean);
-        }
-        for (long long i = 0; i < a->rows; i++) {
-            double of_batch = (s0 + (get(&a->product, i, j, 0) - mean) * rstd * rstd * s1) * a->per_row;
-            double dz = gradient_of_z(a, i, j) - (a->running ? 0 : of_batch);
-            put(&a->grad_product, i, j, scale * gamma * rstd * dz);
-        }
-        put(&a->out[ONEP_HEAD_TO_BIAS], 0, j, a->running ? scale * gamma * rstd * s0 : 0);
-        put(&a->out[ONEP_HEAD_TO_GAMMA], 0, j, scale * rstd * s1);
-        put(&a->out[ONEP_HEAD_TO_BETA], 0, j, scale * s0);
-        put(&a->out[ONEP_HEAD_TO_SCALE], 0, j, gamma * rstd * s1 + beta * s0);
-        of_scale += gamma * rstd * s1 + beta * s0;
-    }
-    put(&a->one_scale, 0, 0, of_scale);
-}
-
-/* ---- KL divergence ----------------------------------------------------------------------------------------------- */
-
-static char *strided_place(const onep_kl_rows_args *a, const onep_kl_strided *s, long long row, long long column)
-{
-    char *at = s->data + column * s->col_stride;
-    for (int d = a->rank - 1; d >= 0; d--) {
-        at += row % a->extent[d] * s->row_stride[d];
-        row /= a->extent[d];
-    }
-    return at;
-}
-
-static double strided_get(const onep_kl_rows_args *a, const onep_kl_strided *s, long long row, long long column)
-{
-    return s->data ? onep_load((onep_type)s->type, strided_place(a, s, row, column)) : 1;
-}
-
-static void strided_put(const onep_kl_rows_args *a, const onep_kl_strided *s, long long row, long long column, double x)
-{
-    if (s->data)
-        onep_store((onep_type)s->type, strided_place(a, s, row, column), x);
-}
-
-static onep_kl_element element_of(const onep_kl_rows_args *a, int form, long long row, long long column)
-{
-    int in_double = a->predictions.type == ONEP_CUDA_F64 || a->targets.type == ONEP_CUDA_F64;
-    return onep_kl_define_element(ONEP_KL_LOG_PREDICTIONS(form), ONEP_KL_LOG_TARGETS(form), a->common.finite,
-                                  strided_get(a, &a->predictions, row, column),
-                                  strided_get(a, &a->targets, row, column), in_double);
-}
-
-/* Any strides, types, weights and masks: value and gradients of every element, and the sums that were asked for. */
-static void diverge(const onep_kl_rows_args *a, int form)
-{
-    const onep_kl_common *c = &a->common;
-    double upstream_one = c->upstream_one ? onep_load((onep_type)c->upstream_one_type, c->upstream_one) : 1;
-    long double all = 0;
-    for (long long i = 0; i < a->rows; i++) {
-        int taken = !a->mask.data || *strided_place(a, &a->mask, i, 0) != 0;
-        double weight = taken ? strided_get(a, &a->weights, i, 0) : 0;
-        long double sum = 0;
-        for (long long j = 0; j < a->columns; j++) {
-            onep_kl_element e = taken ? element_of(a, form, i, j) : (onep_kl_element){0, 0, 0};
-            double scale = taken ? weight * c->grad_scale * upstream_one * strided_get(a, &a->upstream, i, j) : 0;
-            strided_put(a, &a->grad_predictions, i, j, scale * e.d_prediction);
-            strided_put(a, &a->grad_targets, i, j, scale * e.d_target);
-            if (c->outputs & ONEP_CUDA_VALUE)
-                strided_put(a, &a->value, i, j, weight * e.value);
-            sum += e.value;
-        }
-        if (a->per_row)
-            strided_put(a, &a->value, i, 0, (double)(weight * sum));
-        all += weight * sum;
-    }
-    if (c->value)
-        onep_store((onep_type)c->value_type, c->value, (double)(all * c->value_scale));
-}
-
-static onep_kl_strided line_of(const void *data, int type)
-{
-    return (onep_kl_strided){
-        .data = (char *)(uintptr_t)data, .col_stride = (long long)onep_type_size((onep_type)type), .type = type};
-}
-
-/* All elements one after the other are one row. */
-static void diverge_flat(const onep_kl_flat_args *a, int type, int form)
-{
-    int computed = type == ONEP_CUDA_F64 ? ONEP_CUDA_F64 : ONEP_CUDA_F32;
-    onep_kl_rows_args row = {
-        .common = a->common,
-        .rows = 1,
-        .columns = a->count,
-        .predictions = line_of(a->predictions, type),
-        .targets = line_of(a->targets, type),
-        .value = line_of(a->value, computed),
-        .grad_predictions = line_of(a->grad_predictions, type),
-        .grad_targets = line_of(a->grad_targets, type),
-        .upstream = line_of(a->upstream, computed),
-    };
-    diverge(&row, form);
-}
-
-/* onep_kl_flat_TYPE_FORM_KIND, onep_kl_rows_TYPE_FORM, onep_kl_lines_TYPE_FORM */
-static int run_kl(const char *name, const void *args)
-{
-    static const char *const types[] = {"f16", "bf16", "f32", "f64"};
-    char kind[8], word[8];
-    int form, type = 0;
-    if (((const onep_kl_common *)args)->made_for ||
-        sscanf(name, "onep_kl_%7[a-z]_%7[a-z0-9]_%1d", kind, word, &form) != 3)
-        return NOT_SUPPORTED;
-    while (type < 3 && strcmp(word, types[type]) != 0)
-        type++;
-    if (strcmp(kind, "flat") == 0)
-        diverge_flat(args, type, form);
-    else
-        diverge(args, form);
+    *kept = *s;
+    kept->args = args;
+    if (args)
+        memcpy(args, s->args, s->kernel->args_size);
+    *graph->end = kept;
+    graph->end = &kept->next;
     return 0;
 }
 
-/* ---- launches ---------------------------------------------------------------------------------------------------- */
-
-static int begins(const char *name, const char *with)
+static int is_refused(const char *name)
 {
-    return strncmp(name, with, strlen(with)) == 0;
+    const char *refused = getenv("ONEPASS_STANDIN_REFUSES");
+    return refused && strncmp(name, refused, strlen(refused)) == 0;
 }
 
 /* A function is its name here. */
+int cuLaunchKernelEx(const onep_cu_launch *launch, onep_cu_function *function, void **parameters, void **extra)
+{
+    const char *name = (const char *)function;
+    const emulated_kernel *kernel = kernels;
+    emulated_shape shape = {launch->grid_x, launch->block_x, launch->shared_bytes};
+    for (unsigned i = 0; i < launch->attribute_count; i++)
+        if (launch->attributes[i].id == ONEP_CU_CLUSTER)
+            return NOT_SUPPORTED;
+    while (kernel && strcmp(kernel->name, name) != 0)
+        kernel = kernel->next;
+    if (!kernel || is_refused(name) || extra)
+        return NOT_SUPPORTED;
+    if (shape.grid == 0 || shape.block == 0 || shape.block > 1024 || shape.shared_bytes > EMULATED_MOST_SHARED ||
+        launch->grid_y * launch->grid_z * launch->block_y * launch->block_z != 1)
+        return INVALID_VALUE;
+    return enqueue(launch->stream, &(step){.kernel = kernel, .shape = shape, .args = parameters[0]});
+}
+
 int cuLaunchKernel(onep_cu_function *function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
                    unsigned block_y, unsigned block_z, unsigned shared_bytes, onep_cu_stream *stream, void **parameters,
                    void **extra)
 {
-    const char *name = (const char *)function;
-    const void *args = parameters[0];
-    (void)grid_y, (void)grid_z, (void)block_y, (void)block_z, (void)shared_bytes, (void)stream, (void)extra;
-    if (grid_x == 0 || block_x == 0 || block_x > 1024)
+    onep_cu_launch launch = {grid_x, grid_y, grid_z, block_x, block_y, block_z, shared_bytes, stream, NULL, 0};
+    return cuLaunchKernelEx(&launch, function, parameters, extra);
+}
+
+/* From the host, to it, or within the device: what is not a block of its own is the host's. */
+int cuMemcpyAsync(onep_cu_address to, onep_cu_address from, size_t bytes, onep_cu_stream *stream)
+{
+    if (!is_claimed(to, bytes) && !is_claimed(from, bytes)) {
+        complain("a copy between addresses that were not claimed");
         return INVALID_VALUE;
-    if (begins(name, "onep_product_any"))
-        multiply(args);
-    else if (begins(name, "onep_column_sums"))
-        sum_columns(args);
-    else if (begins(name, "onep_head_stats_") || begins(name, "onep_head_prepare_"))
-        take_statistics(args);
-    else if (begins(name, "onep_head_softmax_"))
-        take_softmax(args);
-    else if (begins(name, "onep_head_grad_columns_"))
-        take_gradients(args);
-    else if (begins(name, "onep_kl_"))
-        return run_kl(name, args);
-    else if (!begins(name, "onep_head_grad_rows_"))
-        return NOT_SUPPORTED;
+    }
+    return enqueue(stream, &(step){.to = to, .from = from, .bytes = bytes});
+}
+
+int cuMemsetD8Async(onep_cu_address to, unsigned char value, size_t count, onep_cu_stream *stream)
+{
+    if (!is_claimed(to, count))
+        return INVALID_VALUE;
+    return enqueue(stream, &(step){.to = to, .value = value, .bytes = count});
+}
+
+/* ---- streams and graphs ------------------------------------------------------------------------------------------ */
+
+int cuStreamCreate(onep_cu_stream **stream, unsigned flags)
+{
+    (void)flags;
+    *stream = NULL;
+    pthread_mutex_lock(&using);
+    for (int i = 0; i < MOST_STREAMS && !*stream; i++)
+        if (!streams[i].taken)
+            *stream = &streams[i];
+    if (*stream)
+        (*stream)->taken = 1;
+    pthread_mutex_unlock(&using);
+    return *stream ? 0 : ONEP_CU_OUT_OF_MEMORY;
+}
+
+int cuStreamDestroy(onep_cu_stream *stream)
+{
+    if (!stream->taken || stream->captured) {
+        complain("a stream is destroyed that is not there, or is captured");
+        return INVALID_VALUE;
+    }
+    stream->taken = 0;
     return 0;
+}
+
+int cuStreamIsCapturing(onep_cu_stream *stream, int *status)
+{
+    *status = (uintptr_t)stream > 2 && stream->captured ? ONEP_CU_CAPTURING : 0;
+    return 0;
+}
+
+int cuThreadExchangeStreamCaptureMode(int *mode)
+{
+    const int before = capture_mode;
+    capture_mode = *mode;
+    *mode = before;
+    return 0;
+}
+
+int cuStreamBeginCapture(onep_cu_stream *stream, int mode)
+{
+    if ((uintptr_t)stream <= 2 || stream->captured || mode != ONEP_CU_CAPTURE_GLOBAL)
+        return NOT_SUPPORTED;
+    stream->captured = calloc(1, sizeof *stream->captured);
+    if (!stream->captured)
+        return ONEP_CU_OUT_OF_MEMORY;
+    stream->captured->end = &stream->captured->first;
+    stream->captured->users = 1;
+    captures++;
+    return 0;
+}
+
+int cuStreamEndCapture(onep_cu_stream *stream, onep_cu_graph **graph)
+{
+    if ((uintptr_t)stream <= 2 || !stream->captured)
+        return INVALID_VALUE;
+    *graph = stream->captured;
+    stream->captured = NULL;
+    captures--;
+    return 0;
+}
+
+int cuGraphInstantiate(onep_cu_graph_exec **exec, onep_cu_graph *graph, void **error_node, char *log, size_t log_size)
+{
+    (void)error_node, (void)log, (void)log_size;
+    graph->users++;
+    *exec = (onep_cu_graph_exec *)(void *)graph;
+    return 0;
+}
+
+int cuGraphLaunch(onep_cu_graph_exec *exec, onep_cu_stream *stream)
+{
+    (void)stream;
+    for (const step *s = ((onep_cu_graph *)(void *)exec)->first; s; s = s->next)
+        take_step(s);
+    return 0;
+}
+
+int cuGraphDestroy(onep_cu_graph *graph)
+{
+    if (--graph->users > 0)
+        return 0;
+    while (graph->first) {
+        step *next = graph->first->next;
+        free(graph->first->args);
+        free(graph->first);
+        graph->first = next;
+    }
+    free(graph);
+    return 0;
+}
+
+int cuGraphExecDestroy(onep_cu_graph_exec *exec)
+{
+    return cuGraphDestroy((onep_cu_graph *)(void *)exec);
 }
 
 /* ---- the rest of a driver ---------------------------------------------------------------------------------------- */
 
+static _Thread_local long contexts;
 static onep_cu_context *const context_here = (onep_cu_context *)(void *)blocks;
 
 int cuInit(unsigned flags)
@@ -535,12 +533,14 @@ int cuCtxGetCurrent(onep_cu_context **context)
 int cuCtxPushCurrent(onep_cu_context *context)
 {
     contexts++;
+    all_contexts++;
     return context == context_here ? 0 : INVALID_VALUE;
 }
 
 int cuCtxPopCurrent(onep_cu_context **context)
 {
     *context = context_here;
+    all_contexts--;
     if (contexts-- <= 0)
         complain("more contexts are popped than were pushed");
     return 0;
@@ -576,19 +576,6 @@ int cuFuncSetAttribute(onep_cu_function *function, int attribute, int value)
     return 0;
 }
 
-int cuStreamCreate(onep_cu_stream **stream, unsigned flags)
-{
-    (void)flags;
-    *stream = (onep_cu_stream *)(void *)blocks;
-    return 0;
-}
-
-int cuStreamDestroy(onep_cu_stream *stream)
-{
-    (void)stream;
-    return 0;
-}
-
 int cuStreamSynchronize(onep_cu_stream *stream)
 {
     (void)stream;
@@ -600,55 +587,6 @@ int cuStreamGetCtx(onep_cu_stream *stream, onep_cu_context **context)
     (void)stream;
     *context = context_here;
     return 0;
-}
-
-int cuStreamIsCapturing(onep_cu_stream *stream, int *status)
-{
-    (void)stream;
-    *status = 0;
-    return 0;
-}
-
-int cuThreadExchangeStreamCaptureMode(int *mode)
-{
-    (void)mode;
-    return 0;
-}
-
-int cuStreamBeginCapture(onep_cu_stream *stream, int mode)
-{
-    (void)stream, (void)mode;
-    return NOT_SUPPORTED;
-}
-
-int cuStreamEndCapture(onep_cu_stream *stream, onep_cu_graph **graph)
-{
-    (void)stream, (void)graph;
-    return NOT_SUPPORTED;
-}
-
-int cuGraphInstantiate(onep_cu_graph_exec **exec, onep_cu_graph *graph, void **error_node, char *log, size_t log_size)
-{
-    (void)exec, (void)graph, (void)error_node, (void)log, (void)log_size;
-    return NOT_SUPPORTED;
-}
-
-int cuGraphLaunch(onep_cu_graph_exec *exec, onep_cu_stream *stream)
-{
-    (void)exec, (void)stream;
-    return NOT_SUPPORTED;
-}
-
-int cuGraphExecDestroy(onep_cu_graph_exec *exec)
-{
-    (void)exec;
-    return NOT_SUPPORTED;
-}
-
-int cuGraphDestroy(onep_cu_graph *graph)
-{
-    (void)graph;
-    return NOT_SUPPORTED;
 }
 
 /* An event is the time at which it was recorded. */

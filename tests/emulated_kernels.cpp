@@ -5,89 +5,68 @@
  */
 #include "emulated_gpu.hpp"
 
-#include "early.cuh"
-#include "split.cuh"
-namespace planes_kernels
-{
-#include "split_planes.cu"
-}
-namespace ampere_kernels
-{
-#include "split_sm80.cu"
-}
-namespace hopper_kernels
-{
-#include "split_sm90a.cu"
-}
-
 extern "C" {
 #include "emulated_device.h"
 }
 
-struct known_kernel {
-    const char *name;
-    void (*split)(const onep_split_args);
-    void (*product)(const onep_split_product_args);
-    void (*merge)(const onep_split_merge_args);
-};
-
-#define PRODUCT(name)                                                                                                  \
-    {                                                                                                                  \
-#name, nullptr, hopper_kernels::name, nullptr                                                                  \
-    }
-static const known_kernel known[] = {
-    {"onep_split_rows", planes_kernels::onep_split_rows, nullptr, nullptr},
-    {"onep_split_rows_4096", planes_kernels::onep_split_rows_4096, nullptr, nullptr},
-    {"onep_split_rows_8192", planes_kernels::onep_split_rows_8192, nullptr, nullptr},
-    {"onep_split_rows_16384", planes_kernels::onep_split_rows_16384, nullptr, nullptr},
-    {"onep_split_columns", planes_kernels::onep_split_columns, nullptr, nullptr},
-    {"onep_split_columns_1024", planes_kernels::onep_split_columns_1024, nullptr, nullptr},
-    {"onep_split_chunks", planes_kernels::onep_split_chunks, nullptr, nullptr},
-    {"onep_split_chunks_across", planes_kernels::onep_split_chunks_across, nullptr, nullptr},
-    {"onep_split_merge", nullptr, nullptr, planes_kernels::onep_split_merge},
-    {"onep_split_product_sm80", nullptr, ampere_kernels::onep_split_product_sm80, nullptr},
-    PRODUCT(onep_split_product_sm90_planes_256),
-    PRODUCT(onep_split_product_sm90_planes_128),
-    PRODUCT(onep_split_product_sm90_planes_64),
-    PRODUCT(onep_split_product_sm90_along_256),
-    PRODUCT(onep_split_product_sm90_along_128),
-    PRODUCT(onep_split_product_sm90_along_64),
-    PRODUCT(onep_split_product_sm90_across_256),
-    PRODUCT(onep_split_product_sm90_across_128),
-    PRODUCT(onep_split_product_sm90_across_64),
-};
-
-static const known_kernel *find(const char *name)
+#include "cuda/kernels.h"
+#include "cuda/pdl.cuh"
+#include "cuda/split.cuh"
+namespace planes_kernels
 {
-    for (const known_kernel &k : known)
-        if (strcmp(k.name, name) == 0)
-            return &k;
-    return nullptr;
+#include "cuda/split_planes.cu"
+}
+namespace ampere_kernels
+{
+#include "cuda/split_sm80.cu"
+}
+#define ONEP_SPLIT_PAUSE(which)                                                                                        \
+    if (emulated_pauses[which])                                                                                        \
+    __nanosleep(emulated_pauses[which])
+namespace hopper_kernels
+{
+#include "cuda/split_sm90a.cu"
 }
 
-int emulated_has_kernel(const onep_cuda *, const char *kernel)
+int emulated_pauses[2];
+
+template <class ARGS>
+static void launch_any(void (*kernel)(ARGS), const onep_launch *launch, unsigned cluster, const void *args,
+                       uint64_t seed)
 {
-    return find(kernel) != nullptr;
+    emulated::launch(kernel, launch->grid, launch->block, cluster, *static_cast<const ARGS *>(args),
+                     {"the split product", seed, 200, emulated::SHARED});
 }
 
-onepass_status emulated_launch_cluster(const onep_cuda *, const char *, const char *kernel, unsigned grid,
-                                       unsigned block, unsigned cluster, unsigned shared_bytes, const void *args)
+/* By number, as kernels.h has them. */
+typedef void launcher(const onep_launch *launch, unsigned cluster, const void *args, uint64_t seed);
+static launcher *const launchers[] = {
+#define KERNEL(name, where)                                                                                            \
+    [](const onep_launch *launch, unsigned cluster, const void *args, uint64_t seed) {                                 \
+        launch_any(where::name, launch, cluster, args, seed);                                                          \
+    },
+#include "fatbin_kernels.inc"
+#undef KERNEL
+};
+
+int emulated_has_kernel(const onep_cuda *, int kernel)
+{
+    return kernel >= 0 && kernel < (int)ONEP_CUDA_KERNEL_COUNT;
+}
+
+onepass_status emulated_launch(const onep_cuda *cuda, const char *, const onep_launch *launch, const void *args)
 {
     static uint64_t seed = 1;
-    const known_kernel *k = find(kernel);
-    if (!k || shared_bytes > emulated::SHARED || grid == 0 || grid % cluster != 0)
+    const unsigned cluster = launch->cluster ? launch->cluster : 1;
+    if (!emulated_has_kernel(cuda, launch->kernel) || launch->shared_bytes > emulated::SHARED || launch->grid == 0 ||
+        launch->grid % cluster != 0)
         return ONEPASS_DEVICE_ERROR;
-    if (k->split)
-        emulated::launch(k->split, grid, block, cluster, *static_cast<const onep_split_args *>(args), seed++);
-    else if (k->merge)
-        emulated::launch(k->merge, grid, block, cluster, *static_cast<const onep_split_merge_args *>(args), seed++);
-    else
-        emulated::launch(k->product, grid, block, cluster, *static_cast<const onep_split_product_args *>(args), seed++);
+    launchers[launch->kernel](launch, cluster, args, seed++);
     return ONEPASS_OK;
 }
 
-onepass_status emulated_describe_matrix(const onep_cuda *, const char *, void *map, const void *address,
-                                        int element_size, int64_t rows, int64_t columns, int64_t stride, int box_rows)
+onepass_status emulated_tensor_map(const onep_cuda *, const char *, void *map, const void *address, int element_size,
+                                   int64_t rows, int64_t columns, int64_t stride, int box_rows)
 {
     emulated_map made = {static_cast<const char *>(address), rows, columns, stride, element_size, box_rows};
     static_assert(sizeof made <= sizeof(onep_tensor_map), "fits");

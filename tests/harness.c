@@ -1,16 +1,17 @@
 /* See harness.h. */
-#define _DEFAULT_SOURCE /* MAP_ANONYMOUS, getpid, clock_gettime */
+#define _DEFAULT_SOURCE /* getpid, clock_gettime, usleep */
 #include "harness.h"
 
 #include <inttypes.h>
-#include <math.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <time.h>
 #include <unistd.h>
+
+#include "core/threads.h"
 
 enum { FAILURES_PRINTED = 25 };
 
@@ -54,6 +55,15 @@ int test_quick(void)
 {
     const char *text = getenv("ONEPASS_TEST_QUICK");
     return text && *text && strcmp(text, "0") != 0;
+}
+
+int test_one_in(int quick)
+{
+#if defined(TEST_EMULATED)
+    return test_quick() ? 4 * quick : 1;
+#else
+    return test_quick() ? quick : 1;
+#endif
 }
 
 uint64_t test_seed(void)
@@ -156,160 +166,27 @@ void test_left_out(const char *format, ...)
 
 test_random test_random_stream(uint64_t stream)
 {
-    test_random random = {test.seed ^ (stream * 0xd1342543de82ef95u)};
-    test_random_bits(&random);
-    return random;
+    return case_random_stream(test.seed, stream);
 }
 
-/* splitmix64 */
-uint64_t test_random_bits(test_random *random)
+/* ---- cases ------------------------------------------------------------------------------------------------------- */
+
+onepass_dtype test_dtype(onep_type type)
 {
-    uint64_t z = random->state += 0x9e3779b97f4a7c15u;
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-    return z ^ (z >> 31);
+    static const onepass_dtype dtypes[] = {
+        [ONEP_F16] = ONEPASS_F16, [ONEP_BF16] = ONEPASS_BF16, [ONEP_F32] = ONEPASS_F32, [ONEP_F64] = ONEPASS_F64,
+        [ONEP_BYTE] = ONEPASS_U8, [ONEP_I32] = ONEPASS_I32,   [ONEP_I64] = ONEPASS_I64,
+    };
+    return dtypes[type];
 }
 
-double test_random_unit(test_random *random)
+static int judge(void *context, int passed, const char *text)
 {
-    return ((double)(test_random_bits(random) >> 12) + 0.5) * 0x1p-52;
+    (void)context;
+    return CHECK(passed, "%s", text ? text : "");
 }
 
-double test_random_between(test_random *random, double low, double high)
-{
-    return low + (high - low) * test_random_unit(random);
-}
-
-int64_t test_random_below(test_random *random, int64_t limit)
-{
-    return (int64_t)(test_random_bits(random) % (uint64_t)limit);
-}
-
-/* ---- comparison -------------------------------------------------------------------------------------------------- */
-
-int test_close(double got, long double expected, long double allowed)
-{
-    if (isnan(expected))
-        return isnan(got);
-    if (isinf(expected))
-        return isinf(got) && (got > 0) == (expected > 0);
-    return fabsl((long double)got - expected) <= allowed; /* false for a NaN */
-}
-
-static const struct {
-    int digits; /* significant bits */
-    int lowest; /* exponent of the smallest subnormal */
-    int beyond; /* the first power of two that is too large */
-} formats[ONEP_FLOAT_TYPES] = {
-    [ONEP_F16] = {11, -24, 16},
-    [ONEP_BF16] = {8, -133, 128},
-    [ONEP_F32] = {24, -149, 128},
-    [ONEP_F64] = {53, -1074, 1024},
-};
-
-long double test_half_unit(onep_type type, long double x)
-{
-    int exponent;
-    frexpl(x, &exponent);
-    int unit = exponent - formats[type].digits;
-    if (unit < formats[type].lowest || x == 0)
-        unit = formats[type].lowest;
-    return ldexpl(0.5L, unit);
-}
-
-int test_close_in(onep_type type, double got, long double expected, long double allowed)
-{
-    if (!isfinite(expected) || isnan(got))
-        return test_close(got, expected, allowed);
-    allowed += test_half_unit(type, fabsl(expected) + allowed);
-    if (!isinf(got))
-        return test_close(got, expected, allowed);
-    /* Rounded up beyond the largest number: right if the true value may lie there. */
-    return (got > 0) == (expected > 0) && fabsl(expected) + allowed >= ldexpl(1, formats[type].beyond);
-}
-
-/* ---- buffers ----------------------------------------------------------------------------------------------------- */
-
-/* What guard bytes hold: depends on the address, so that a shifted copy of the pattern is seen too. */
-static char guard_byte(const char *at)
-{
-    uintptr_t address = (uintptr_t)at;
-    return (char)(0xa5 ^ address ^ (address >> 8));
-}
-
-static size_t page_size(void)
-{
-    return (size_t)sysconf(_SC_PAGESIZE);
-}
-
-void test_buffer_free(test_buffer *buffer)
-{
-    if (buffer->map)
-        munmap(buffer->map - page_size(), buffer->usable + 2 * page_size());
-    memset(buffer, 0, sizeof *buffer);
-}
-
-static void reserve(test_buffer *buffer, size_t needed)
-{
-    if (buffer->usable >= needed)
-        return;
-    test_buffer_free(buffer);
-    size_t page = page_size();
-    size_t usable = (needed + needed / 2 + page - 1) / page * page;
-    char *all = mmap(NULL, usable + 2 * page, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (all == MAP_FAILED || mprotect(all + page, usable, PROT_READ | PROT_WRITE) != 0) {
-        perror("test buffer");
-        exit(2);
-    }
-    buffer->map = all + page;
-    buffer->usable = usable;
-}
-
-/* Start and end of the guard bytes before and after the data. */
-static void bands(const test_buffer *buffer, char **before, char **after)
-{
-    char *end = buffer->map + buffer->usable;
-    *before = buffer->data - buffer->map > TEST_BAND ? buffer->data - TEST_BAND : buffer->map;
-    char *data_end = buffer->data + buffer->bytes;
-    *after = end - data_end > TEST_BAND ? data_end + TEST_BAND : end;
-}
-
-void test_buffer_place(test_buffer *buffer, size_t bytes, test_guard guard, size_t shift)
-{
-    reserve(buffer, bytes + 2 * TEST_BAND + shift);
-    buffer->bytes = bytes;
-    switch (guard) {
-    case TEST_PAGE_AFTER:
-        buffer->data = buffer->map + buffer->usable - bytes - shift;
-        break;
-    case TEST_PAGE_BEFORE:
-        buffer->data = buffer->map + shift;
-        break;
-    default:
-        buffer->data = buffer->map + TEST_BAND + shift;
-        break;
-    }
-    char *before;
-    char *after;
-    bands(buffer, &before, &after);
-    for (char *at = before; at < buffer->data; at++)
-        *at = guard_byte(at);
-    for (char *at = buffer->data + bytes; at < after; at++)
-        *at = guard_byte(at);
-}
-
-size_t test_buffer_damage(const test_buffer *buffer)
-{
-    char *before;
-    char *after;
-    bands(buffer, &before, &after);
-    size_t damage = 0;
-    for (const char *at = before; at < buffer->data; at++)
-        damage += *at != guard_byte(at);
-    for (const char *at = buffer->data + buffer->bytes; at < after; at++)
-        damage += *at != guard_byte(at);
-    return damage;
-}
+const case_judge test_judge = {judge, NULL};
 
 /* ---- levels ------------------------------------------------------------------------------------------------------ */
 
@@ -322,6 +199,39 @@ onepass_handle *test_handle(onep_level level, int32_t threads)
         exit(2);
     }
     return handle;
+}
+
+const char *test_no_forks(void)
+{
+#if defined(TEST_THREAD_SANITIZED)
+    return "ThreadSanitizer does not follow it";
+#elif defined(TEST_EMULATED)
+    return "the emulator may fail in a child that starts threads";
+#else
+    return NULL;
+#endif
+}
+
+typedef struct meeting {
+    int32_t threads;
+    atomic_int arrived;
+} meeting;
+
+static void wait_for_all(void *context, int64_t index)
+{
+    (void)index;
+    meeting *m = context;
+    atomic_fetch_add(&m->arrived, 1);
+    while (atomic_load(&m->arrived) < m->threads)
+        usleep(1000);
+}
+
+void test_start_workers(int32_t threads)
+{
+    meeting m = {.threads = threads};
+    onepass_handle *handle = test_handle(ONEP_SCALAR, threads);
+    onep_parallel(handle, threads, wait_for_all, &m);
+    onepass_destroy(handle);
 }
 
 int test_covers(onep_level level)

@@ -1,7 +1,7 @@
 /*
- * What every test program shares: a printed seed, counted checks whose failures say what and where, buffers with guard
- * bands or forbidden pages around them, poisoned outputs, and comparisons a NaN cannot pass. test_harness.c proves that
- * each of these catches the fault it is there for.
+ * What every test program shares: a printed seed, counted checks whose failures say what and where, and the cases of
+ * cases/ with their guard bands, poisoned outputs and comparisons a NaN cannot pass. test_harness.c proves that each of
+ * these catches the fault it is there for.
  *
  * Environment: ONEPASS_TEST_SEED fixes the seed, ONEPASS_TEST_QUICK=1 asks for a reduced set, ONEPASS_TEST_STOP=1 ends
  * a program at its first failure.
@@ -12,7 +12,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "kernels.h"
+#include "cases/case.h"
+#include "operators.h"
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 #define TEST_SANITIZED 1
@@ -38,6 +39,10 @@ void test_begin(const char *name);
 int test_end(void);
 
 int test_quick(void);
+
+/* One in how many cases a long test takes: 1, in a quick run `quick`, and four times that under an emulator, which
+ * takes fifty times as long. */
+int test_one_in(int quick);
 uint64_t test_seed(void);
 
 /* ---- checks ------------------------------------------------------------------------------------------------------ */
@@ -63,58 +68,58 @@ void test_left_out(const char *format, ...) __attribute__((format(printf, 1, 2))
 
 /* ---- random numbers ---------------------------------------------------------------------------------------------- */
 
-/* The same seed and stream give the same numbers on every machine. */
-typedef struct test_random {
-    uint64_t state;
-} test_random;
+typedef case_random test_random;
 
+/* A stream of the program's seed. */
 test_random test_random_stream(uint64_t stream);
-uint64_t test_random_bits(test_random *random);
-double test_random_unit(test_random *random); /* in (0, 1) */
-double test_random_between(test_random *random, double low, double high);
-int64_t test_random_below(test_random *random, int64_t limit); /* 0 .. limit-1 */
+
+static inline uint64_t test_random_bits(test_random *random)
+{
+    return case_random_bits(random);
+}
+static inline double test_random_unit(test_random *random) /* in (0, 1) */
+{
+    return case_random_unit(random);
+}
+static inline double test_random_between(test_random *random, double low, double high)
+{
+    return case_random_between(random, low, high);
+}
+static inline int64_t test_random_below(test_random *random, int64_t limit) /* 0 .. limit-1 */
+{
+    return case_random_below(random, limit);
+}
 
 /* ---- comparison -------------------------------------------------------------------------------------------------- */
 
-/* NaN meets NaN, an infinity the same infinity, a number one that is not farther than allowed. */
-int test_close(double got, long double expected, long double allowed);
+/* The library's own number of a type, for cases. */
+onepass_dtype test_dtype(onep_type type);
 
-/* The same for a result stored in `type`: half a unit in its last place is added, and overflow gives infinity. */
-int test_close_in(onep_type type, double got, long double expected, long double allowed);
+/* The comparisons of cases/number.h, under the library's own names of types. */
+static inline int test_close(double got, long double expected, long double allowed)
+{
+    return case_close(got, expected, allowed);
+}
+static inline int test_close_in(onep_type type, double got, long double expected, long double allowed)
+{
+    return case_close_in(test_dtype(type), got, expected, allowed);
+}
 
-/* Half a unit in the last place of x in a type, its subnormals included. */
-long double test_half_unit(onep_type type, long double x);
-
-/* ---- buffers ----------------------------------------------------------------------------------------------------- */
-
-typedef enum test_guard {
-    TEST_BANDS,       /* 4 KiB of pattern on both sides: a write outside is seen afterwards */
-    TEST_PAGE_AFTER,  /* the last byte touches a page that may not be read; a band before */
-    TEST_PAGE_BEFORE, /* the first byte touches such a page; a band after */
-    TEST_GUARDS,
-} test_guard;
-
-/* Reused from call to call; zero it before its first use. */
-typedef struct test_buffer {
-    char *data; /* `bytes` of it belong to the test */
-    size_t bytes;
-    char *map; /* `usable` bytes between two forbidden pages */
-    size_t usable;
-} test_buffer;
-
-enum { TEST_BAND = 4096 };
-
-/* Makes data point at `bytes` bytes at an address that is `shift` bytes off the place the guard alone would give. */
-void test_buffer_place(test_buffer *buffer, size_t bytes, test_guard guard, size_t shift);
-void test_buffer_free(test_buffer *buffer);
-
-/* The number of guard bytes that changed since test_buffer_place. */
-size_t test_buffer_damage(const test_buffer *buffer);
+/* Counts what a case checks as checks of the program. */
+extern const case_judge test_judge;
 
 /* ---- levels ------------------------------------------------------------------------------------------------------ */
 
 /* A handle of a level; it ends the program if it cannot be made. */
 onepass_handle *test_handle(onep_level level, int32_t threads);
+
+/* Why children that are forked beside threads cannot be relied on here; NULL if they can. */
+const char *test_no_forks(void);
+
+/* Has the library start the workers of a call with so many threads, and returns when all of them are at work. A thread
+ * that is still being started holds locks of a sanitizer's allocator now and then: a child forked at that moment would
+ * wait for them for ever. */
+void test_start_workers(int32_t threads);
 
 /* The level runs here, and is worth running: ThreadSanitizer looks at how work is shared, which is alike at all levels,
  * so under it only the best one is. */

@@ -1,49 +1,13 @@
 /*
- * What the tests of the head on a GPU are made of: an arena with everything a call touches, cases with their tensors in
- * it, and the definition of a case in double.
+ * What the tests of the head on a GPU are made of: cases with their tensors in the arena, and the definition of a case
+ * in double.
  */
 #ifndef ONEPASS_TEST_HEAD_CUDA_CASE_H
 #define ONEPASS_TEST_HEAD_CUDA_CASE_H
 
-#include "cuda_harness.h"
-#include "head_cuda.h"
-
-/* What calls are made with; set by the program. */
-extern onepass_handle *head_handle;
-extern onep_cu_stream *head_stream;
-extern uint64_t head_streams; /* of random numbers; the last one used */
-
-/* ---- the arena --------------------------------------------------------------------------------------------------- */
-
-/* Device memory and its image on the host; what a call may write is marked, a byte a byte. */
-extern struct head_arena {
-    char *device, *host, *sent;
-    unsigned char *writable; /* one a byte */
-    size_t used, most;       /* most is what was used, and so must be filled anew */
-} head_arena;
-
-typedef enum head_layout { COMPACT, SHIFTED, PADDED, STRIDED, LAYOUTS } head_layout;
-
-/* A matrix in the arena; its operand has device addresses. */
-typedef struct head_field {
-    onep_operand operand;
-    int64_t rows, columns;
-    char *host;
-} head_field;
-
-/* Begins anew, filled with a byte that is in nobody's interest. */
-void head_arena_begin(int poison);
-char *head_arena_take(size_t bytes, size_t shift);
-char *head_to_device(const char *host);
-head_field field_place(onep_type type, int64_t rows, int64_t columns, head_layout l, int written);
-
-double field_get(const head_field *f, int64_t i, int64_t j);
-double head_put(const head_field *f, int64_t i, int64_t j, double x); /* returns what was stored */
-void *head_take_workspace(size_t bytes);
-
-/* Copies it to the device and back; the second checks that nothing changed that was not marked, and all tickets. */
-void head_arena_send(void);
-void head_arena_fetch(void);
+#include "cuda_arena.h"
+#include "head/cuda.h"
+#include "linear/linear.h"
 
 /* ---- cases ------------------------------------------------------------------------------------------------------- */
 
@@ -76,6 +40,7 @@ typedef struct head_tensors {
     char *counter;
     long long counted;
     onep_head_problem problem;
+    void *workspace;
     int stages;
 } head_tensors;
 
@@ -83,9 +48,22 @@ head_case head_plain_case(onep_type type, int64_t rows, int64_t columns);
 head_tensors head_make_case(const head_case *c);
 onep_type head_computed_type(const head_case *c);
 
+/*
+ * Calls below the entry points, which plan and run as those do, on a handle that multiplies fp32 in this way. Bytes of
+ * workspace that the kernel plans for if it has none; a plan with one must not need more.
+ */
+size_t head_bytes(const onep_kernel *kernel, const onepass_handle *handle, onep_product_math math, const void *problem);
+onepass_status head_call(const onep_kernel *kernel, const onepass_handle *handle, onep_product_math math,
+                         const void *problem, void *workspace);
+onepass_status head_forward(const onepass_handle *handle, onep_product_math math, const onep_head_problem *problem,
+                            void *workspace, int stages);
+onepass_status head_backward(const onepass_handle *handle, onep_product_math math,
+                             const onep_head_backward_problem *problem, void *workspace, int stages);
+
+extern const onep_kernel onep_head_cuda[], onep_head_backward_cuda[], onep_linear_cuda[], onep_linear_backward_cuda[];
+
 /* Column j of a vector; `otherwise` if the case has it not. */
 double head_vector_at(const head_case *c, const head_field *f, unsigned absent, int64_t j, double otherwise);
-double head_normal(test_random *random);
 
 /* ---- the definition ---------------------------------------------------------------------------------------------- */
 

@@ -107,7 +107,7 @@ REFUSED = {
     "empty dtype": (file_of(literal("''"), ROWS), "dtype"),
     "long dtype": (file_of(literal("'%s'" % ("f" * 5000)), ROWS), "dtype"),
     "big-endian": (file_of(literal("'>f4'"), ROWS), "big-endian"),
-    "int32": (file_of(literal("'<i4'"), ROWS), "'<i4'"),
+    "int16": (file_of(literal("'<i2'"), ROWS), "'<i2'"),
     "complex": (file_of(literal("'<c8'"), ROWS + ROWS), "'<c8'"),
     "fp128": (file_of(literal("'<f16'"), bytes(96)), "'<f16'"),
     "object": (file_of(literal("'|O'"), ROWS), "'|O'"),

@@ -19,14 +19,16 @@ import sys
 import tempfile
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-TARGETS = ['src/cpu/kl.inc', 'src/cpu/kl_terms.inc', 'src/cpu/kl_segment.inc', 'src/cpu/vec_math.inc', 'src/cpu/kl_plan.c',
-           'src/core/kl_collapse.c', 'src/core/kl_define.h', 'src/ref/kl.c', 'src/core/tensor.c',
-           'src/cpu/product.inc', 'src/cpu/linear.inc', 'src/cpu/head.inc', 'src/cpu/head_backward.inc',
-           'src/cpu/product_plan.c', 'src/cpu/head_plan.c', 'src/core/head.c', 'src/ref/linear.c', 'src/ref/head.c',
-           'src/ops/arguments.c', 'src/ops/head.c', 'src/ops/linear.c']
-KL_TESTS = ['test_kl_special', 'test_api', 'test_kl']  # the ones that fail fastest first
-HEAD_TESTS = ['test_head_api', 'test_linear', 'test_head']
-HARNESS = ['tests/harness.c', 'tests/head_cases.c', 'tests/kl_cases.c']
+TARGETS = ['src/kl/cpu.inc', 'src/kl/cpu_row.inc', 'src/kl/cpu_tile.inc', 'src/kl/cpu_terms.inc',
+           'src/kl/cpu_segment.inc', 'src/cpu/strided.c', 'src/cpu/vec_math.inc', 'src/kl/cpu_plan.c',
+           'src/kl/collapse.c', 'src/kl/define.h', 'src/kl/ref.c', 'src/core/tensor.c',
+           'src/cpu/product.inc', 'src/linear/cpu.inc', 'src/head/cpu.inc', 'src/head/cpu_backward.inc',
+           'src/cpu/product_plan.c', 'src/head/cpu_plan.c', 'src/head/features.c', 'src/linear/ref.c', 'src/head/ref.c',
+           'src/core/operator.c', 'src/head/entry.c', 'src/linear/entry.c']
+KL_TESTS = ['test_kl_special', 'test_api', 'test_operators', 'test_kl_tiles', 'test_kl']  # the ones that fail fastest first
+HEAD_TESTS = ['test_head_api', 'test_operators', 'test_linear', 'test_head']
+HARNESS = ['tests/entry_points.c', 'tests/harness.c', 'tests/head_cases.c', 'tests/kl_cases.c', 'cases/buffer.c',
+           'cases/case.c', 'cases/head.c', 'cases/kl.c', 'cases/linear.c', 'cases/number.c', 'cases/run.c']
 SECONDS = 90  # a mutant that takes longer hangs
 
 # What is written -> what a slip would have made of it. Spaces keep pointers, signs and declarations out of it.
@@ -51,7 +53,7 @@ DECLARATION = re.compile(r'^\s+(?:[A-Za-z_]\w*(?:\(\w+\))?\s+)+\**\w+(?:\[.*\])?
 
 def tests_for(path):
     """Those that look at what the file computes."""
-    return HEAD_TESTS if re.search(r'product|linear|head|arguments', path) else KL_TESTS
+    return HEAD_TESTS if re.search(r'product|linear|head|operator', path) else KL_TESTS
 
 
 def without_comments(text):
@@ -90,19 +92,16 @@ class Build:
     def __init__(self, level):
         self.level = level
         self.dir = tempfile.mkdtemp(prefix='onepass-mutate-')
-        for name in ('include', 'src', 'tests'):
+        for name in ('include', 'src', 'tests', 'cases'):
             shutil.copytree(os.path.join(ROOT, name), os.path.join(self.dir, name))
-        self.flags = ['-std=c11', '-O1', '-w', '-ffp-contract=off', '-fno-math-errno', '-Iinclude']
-        for name in ('core', 'cpu', 'ref', 'cuda'):
-            self.flags += ['-iquote', 'src/' + name]
-        sources = [os.path.join(folder, name) for folder in ('src/core', 'src/ops', 'src/ref')
-                   for name in sorted(os.listdir(os.path.join(self.dir, folder))) if name.endswith('.c')]
-        sources += ['src/cuda/absent.c', 'src/cpu/level_scalar.c']
-        sources += ['src/cpu/' + name for name in sorted(os.listdir(os.path.join(self.dir, 'src/cpu')))
-                    if name.endswith('_plan.c')]
+        self.flags = ['-std=c11', '-O1', '-w', '-ffp-contract=off', '-fno-math-errno', '-Iinclude', '-Isrc', '-I.']
+        sources = ['src/levels/scalar.c']
+        for folder in ('src', 'src/core', 'src/cpu', 'src/kl', 'src/linear', 'src/head'):
+            sources += [os.path.join(folder, name) for name in sorted(os.listdir(os.path.join(self.dir, folder)))
+                        if name.endswith('.c') and not name.startswith('cuda')]
         if level == 'avx2':
             self.flags.append('-DONEPASS_HAVE_AVX2=1')
-            sources.append('src/cpu/level_avx2.c')
+            sources.append('src/levels/avx2.c')
         self.library = sources
         self.others = HARNESS + ['tests/%s.c' % name for name in KL_TESTS + HEAD_TESTS]
         self.uses = {}  # source -> every file of ours it includes

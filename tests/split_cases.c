@@ -73,24 +73,14 @@ static head_field place_operand(int64_t rows, int64_t depth, int swapped, head_l
     return swapped ? field_place(ONEP_F32, depth, rows, layout, 0) : field_place(ONEP_F32, rows, depth, layout, 0);
 }
 
-/* Device memory at a multiple of 256: the doors above have seen to that. */
-static void *take_aligned(size_t bytes)
-{
-    if (!bytes)
-        return NULL;
-    char *host = head_arena_take(bytes, 0);
-    memset(head_arena.writable + (host - head_arena.host), 1, bytes);
-    return head_to_device(host);
-}
-
-/* Whether the operands should change places; split.h has the rule. The copy engine wants rows at multiples of 16. */
+/* Whether the operands should change places; split.h has the rule. TMA wants rows at multiples of 16. */
 static int should_exchange(const split_case *c)
 {
     int64_t rows = c->a_swapped ? c->k : c->m, columns = c->a_swapped ? c->m : c->k;
     int packed = c->a_layout == COMPACT || c->a_layout == PADDED;
     int aligned = columns % 4 == 0 || rows == 1 || (columns == 1 && c->a_layout == COMPACT);
-    return c->may_exchange && !c->trial.ampere && c->m >= 128 && c->m >= 2 * c->n && packed && aligned &&
-           onep_cuda_has_copy_engine(head_handle->cuda);
+    return c->may_exchange && !c->ampere && c->m >= 128 && c->m >= 2 * c->n && packed && aligned &&
+           onep_cuda_has_tma(onep_cuda_of(head_handle));
 }
 
 split_made split_make_case(const split_case *c)
@@ -124,38 +114,58 @@ split_made split_make_case(const split_case *c)
         .c_rows = split_rows_of(c->m),
         .a_swapped = c->a_swapped,
         .b_swapped = c->b_swapped,
-        .math = c->math,
+        .math = c->ampere ? ONEP_MATH_SPLIT_SM80 : c->math,
         .may_exchange = c->may_exchange,
-        .trial = c->trial,
     };
     if (c->bias)
         made.product.bias = made.bias.operand;
     if (c->prepared) {
-        made.planes = take_aligned(onep_split_planes_bytes(c->n, c->k));
+        made.planes = head_take_workspace(onep_split_planes_bytes(c->n, c->k));
         made.product.b_planes = made.planes;
     }
-    made.statistics_rows = c->statistics ? onep_split_statistics_rows(head_handle->cuda, &made.product) : 0;
+    onep_split_plan plan;
+    int taken;
+    CHECK(onep_split_plan_make(onep_cuda_of(head_handle), &made.product, NULL, &plan, &taken) == ONEPASS_OK, "%s",
+          onepass_last_error());
+    if (taken) {
+        CHECK(plan.exchanged == made.exchanged, "operands change places: %d", plan.exchanged);
+        made.part_depth = plan.part_depth;
+        made.statistics_rows = c->statistics ? plan.statistics_rows : 0;
+    }
     if (made.statistics_rows > 0) {
         size_t parts = (size_t)((c->m + made.statistics_rows - 1) / made.statistics_rows);
-        made.partial = take_aligned(parts * (size_t)c->n * 16);
-        made.product.partial = (double *)(void *)made.partial;
+        made.partial = head_take_workspace(parts * (size_t)c->n * 16);
     }
-    CHECK(onep_split_exchanges(head_handle->cuda, &made.product) == made.exchanged, "operands change places: %d",
-          !made.exchanged);
     onep_product unknown = made.product; /* a is, when a workspace is asked for */
     unknown.a = (onep_operand){0};
-    made.workspace = take_aligned(onep_split_workspace(head_handle->cuda, &unknown));
+    size_t bytes = onep_split_workspace(onep_cuda_of(head_handle), &unknown);
+    CHECK(!taken || plan.bytes <= bytes, "the plan needs %zu bytes, %zu were asked for", plan.bytes, bytes);
+    made.workspace = head_take_workspace(bytes);
     return made;
 }
 
 void split_run_case(const split_case *c, split_made *made)
 {
+    const onep_cuda *cuda = onep_cuda_of(head_handle);
     onepass_status status = ONEPASS_OK;
-    if (c->prepared)
-        status =
-            onep_split_prepare(head_handle->cuda, "test", &made->product.b, &made->product.b_rows, c->k, made->planes);
+    if (c->prepared) {
+        onep_split_prepare_plan prepare;
+        status = onep_split_prepare("test", &made->product.b, &made->product.b_rows, c->k, made->planes, &prepare);
+        if (status == ONEPASS_OK)
+            status = onep_cuda_launch(cuda, "test", &prepare.launch, &prepare.args);
+    }
+    onep_split_plan plan;
+    int taken = 0;
     if (status == ONEPASS_OK)
-        status = onep_split_run(head_handle->cuda, &made->product, made->workspace);
+        status = onep_split_plan_make(cuda, &made->product, made->workspace, &plan, &taken);
+    CHECK(taken, "the product is not taken");
+    if (status == ONEPASS_OK && taken) {
+        plan.product.partial = (double *)(void *)made->partial;
+        if (c->stages)
+            plan.product.stages = c->stages;
+        split_set_pauses(c->pauses);
+        status = onep_split_run(cuda, "test", &plan);
+    }
     CHECK(status == ONEPASS_OK, "%s", onepass_last_error());
 }
 
@@ -310,7 +320,6 @@ static void check_bits(const split_case *c, const split_made *made)
     int threads = processors < 1 ? 1 : processors < MOST_THREADS ? (int)processors : MOST_THREADS, started = 0;
     pthread_t ids[MOST_THREADS];
     bits_check checks[MOST_THREADS];
-    int64_t part = onep_split_part_depth(head_handle->cuda, &made->product);
     for (int t = 0; t < threads; t++)
         checks[t] = (bits_check){
             .c = c,
@@ -319,7 +328,7 @@ static void check_bits(const split_case *c, const split_made *made)
             .right = exchanged ? &b : &a,
             .left_rows = exchanged ? c->m : c->n,
             .right_rows = exchanged ? c->n : c->m,
-            .part = part,
+            .part = made->part_depth,
             .first = t,
             .step = threads,
         };
@@ -344,14 +353,12 @@ static void check_bits(const split_case *c, const split_made *made)
 
 void split_try_case(const split_case *c)
 {
-    test_context("%s, %lld x %lld x %lld, layouts %d %d %d, swapped %d %d%s%s%s%s, units %d, delays %d %d",
+    test_context("%s, %lld x %lld x %lld, layouts %d %d %d, swapped %d %d%s%s%s%s, stages %d, pauses %d %d",
                  split_family_names[c->data], (long long)c->m, (long long)c->n, (long long)c->k, (int)c->a_layout,
                  (int)c->b_layout, (int)c->c_layout, c->a_swapped, c->b_swapped, c->bias ? ", bias" : "",
                  c->prepared ? ", prepared" : "", c->may_exchange ? ", exchanged if it may be" : "",
-                 c->trial.ampere ? ", Ampere's kernel" : "", c->trial.units, c->trial.copy_delay,
-                 c->trial.multiply_delay);
+                 c->ampere ? ", Ampere's kernel" : "", c->stages, c->pauses[0], c->pauses[1]);
     split_made made = split_make_case(c);
-    CHECK(onep_split_takes(head_handle->cuda, &made.product), "the product is not taken");
     head_arena_send();
     split_run_case(c, &made);
     head_arena_fetch();

@@ -6,8 +6,8 @@
 #ifndef ONEPASS_TEST_SPLIT_CASES_H
 #define ONEPASS_TEST_SPLIT_CASES_H
 
-#include "head_cuda_case.h"
-#include "split.h"
+#include "cuda/split.h"
+#include "cuda_arena.h"
 #include "split_product.h"
 
 typedef enum family {
@@ -33,7 +33,9 @@ typedef struct split_case {
     int a_swapped, b_swapped, bias, prepared, statistics, may_exchange;
     family data;
     onep_product_math math;
-    onep_split_trial trial;
+    int ampere;    /* its kernel, whatever the device is */
+    int stages;    /* of shared memory, 3 or more; 0: all there are */
+    int pauses[2]; /* nanoseconds that copying and multiplying sleep every chunk */
 } split_case;
 
 typedef struct split_made {
@@ -42,7 +44,7 @@ typedef struct split_made {
     void *planes;
     onep_product product;
     void *workspace;
-    int64_t statistics_rows;
+    int64_t statistics_rows, part_depth;
     int exchanged; /* a is the left operand */
 } split_made;
 
@@ -62,6 +64,9 @@ void split_try_case(const split_case *c);
 /* Depths around what the kernels hold in registers, up to `longest`: along memory, across it, and with no whole fours.
  */
 void split_try_depths(int64_t longest);
+
+/* The program's: from here on kernels are launched that sleep so long, or not at all. */
+void split_set_pauses(const int *pauses);
 
 onep_rows split_rows_of(int64_t count);
 void *split_must_have(size_t bytes);

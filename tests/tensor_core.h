@@ -24,7 +24,7 @@
 #ifndef ONEPASS_TEST_TENSOR_CORE_H
 #define ONEPASS_TEST_TENSOR_CORE_H
 
-#include "types.h"
+#include "core/types.h"
 
 /* Ways to get the above wrong. A test of a product is worth something only if its inputs tell these from the truth. */
 typedef enum tensor_core_slip {

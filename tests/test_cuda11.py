@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Compiles src/cuda/*.cu for sm_80 with the device compiler of CUDA 11.8: none but *_sm90a.cu needs more than CUDA 11.
+"""Compiles src/*/*.cu for sm_80 with the device compiler of CUDA 11.8: none but *_sm90a.cu needs more than CUDA 11.
 
 The compiler (NVRTC) and its headers are wheels on PyPI, kept in a cache outside the checkout. Where they can neither be
 found nor fetched the test says so and ends with 77, which ctest shows as skipped. No GPU and no driver is needed.
@@ -62,11 +62,10 @@ class Nvrtc:
         getattr(self.library, "nvrtcGet%s" % kind)(program, memory)
         return memory.raw[:size.value]
 
-    def compile(self, source):
-        """The code for sm_80, or None, and what the compiler said."""
+    def compile(self, source, root=ROOT):
+        """The code for sm_80, or None, and what the compiler said. root: where src with the headers is."""
         # nvcc takes hexadecimal floating-point numbers in C++14 too; NVRTC wants C++17 for them, as the standard does.
-        options = ["-arch=sm_80", "-std=c++17", "-I" + os.path.join(ROOT, "src", "cuda"),
-                   "-I" + os.path.join(ROOT, "src", "core"), "-I" + self.include]
+        options = ["-arch=sm_80", "-std=c++17", "-I" + os.path.join(root, "src"), "-I" + self.include]
         program = ctypes.c_void_p()
         with open(source, "rb") as file:
             code = self.library.nvrtcCreateProgram(ctypes.byref(program), file.read(), source.encode(), 0, None, None)
@@ -80,11 +79,11 @@ class Nvrtc:
 
 
 def main():
-    sources = sorted(glob.glob(os.path.join(ROOT, "src", "cuda", "*.cu")))
+    sources = sorted(glob.glob(os.path.join(ROOT, "src", "*", "*.cu")))
     # Hopper's own instructions: CUDA 11 builds leave these files out (cmake/cuda.cmake), and the library works without.
     sources = [source for source in sources if not source.endswith("_sm90a.cu")]
     if not sources:
-        sys.exit("no src/cuda/*.cu was found")
+        sys.exit("no src/*/*.cu was found")
     nvrtc = Nvrtc(wheel_directory())
     print("NVRTC %d.%d" % nvrtc.version())
     if nvrtc.version() != (11, 8):

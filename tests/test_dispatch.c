@@ -14,123 +14,116 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "handle.h"
+#include "cpu/detect.h"
 #include "harness.h"
 
 #define BAD ONEPASS_INVALID_ARGUMENT
 
 static void test_list(void)
 {
-    test_context("the list");
-    size_t count = 0;
-    const onep_kernel_line *list = onep_kernel_list(&count);
-    CHECK(count >= ONEP_FLOAT_TYPES, "%zu lines", count);
-    for (size_t i = 0; i < count; i++) {
-        const onep_kernel_line *line = &list[i];
-        CHECK(line->type < ONEP_FLOAT_TYPES && (line->level < ONEP_LEVELS || line->level == ONEP_CUDA),
-              "line %zu: type %d, level %d", i, (int)line->type, (int)line->level);
-        CHECK(line->operator_name[0] && line->function_name[0], "line %zu has no name", i);
-        if (i < ONEP_FLOAT_TYPES)
-            CHECK(line->level == ONEP_REF, "line %zu, %s: the reference of every type comes first", i,
-                  line->function_name);
-        if (line->level != ONEP_REF) /* names say where and what: onep_kl_f16_avx2 */
-            CHECK(strstr(line->function_name, line->operator_name) &&
-                      strstr(line->function_name, onep_level_name(line->level)),
-                  "%s is of operator %s, level %s", line->function_name, line->operator_name,
-                  onep_level_name(line->level));
-        for (size_t k = 0; k < i; k++) {
-            CHECK(list[k].level <= line->level, "%s comes after %s", line->function_name, list[k].function_name);
-            CHECK(strcmp(list[k].operator_name, line->operator_name) != 0 || list[k].type != line->type ||
-                      list[k].level != line->level,
-                  "lines %zu and %zu are for the same place", k, i);
+    int count = 0;
+    const onep_operator *const *list = onep_operators(&count);
+    CHECK(count > 0, "an empty list");
+    for (int i = 0; i < count; i++) {
+        const onep_operator *op = list[i];
+        test_context("%s", op->name);
+        CHECK(op->argument_count > 0 && op->argument_count <= ONEP_MAX_ARGUMENTS, "%d arguments", op->argument_count);
+        CHECK(op->option_count <= ONEP_MAX_OPTIONS, "%d options", op->option_count);
+        CHECK(op->solve && op->workspace, "no way to solve it");
+        for (int k = 0; k < i; k++)
+            CHECK(strcmp(op->name, list[k]->name) != 0, "twice in the list");
+        for (int a = 0; a < op->argument_count; a++) {
+            const onep_argument *it = &op->arguments[a];
+            CHECK(it->info.name && it->info.name[0], "argument %d has no name", a);
+            CHECK((it->info.shape != NULL) != (it->shapes != NULL), "%s: its shape is said once", it->info.name);
+            CHECK(it->type != ONEP_LIKE || it->like < a, "%s: like an argument that comes later", it->info.name);
+            CHECK(!(it->shapes || (it->flags & ONEP_READ_BY)) || it->by < op->option_count, "%s: option %d",
+                  it->info.name, it->by);
+            for (int b = 0; b < a; b++)
+                CHECK(strcmp(it->info.name, op->arguments[b].info.name) != 0, "%s: twice", it->info.name);
         }
     }
 }
 
-/* Each operator's kernel of a level and type, all as one type of pointer, for comparing. */
-typedef void any_kernel(void);
-
-enum { KL, LINEAR, LINEAR_BACKWARD, HEAD, HEAD_BACKWARD, OPERATORS };
-static const char *const operator_names[OPERATORS] = {"kl", "linear", "linear_backward", "head", "head_backward"};
-
-static any_kernel *kernel_of(int operator_index, int level, int type)
+/* The operators as data, as a program without the library's own headers sees them. */
+static void test_public_list(void)
 {
-    const onep_kernels *table = onep_kernels_of((onep_level)level);
-    switch (operator_index) {
-    case KL:
-        return (any_kernel *)table->kl[type];
-    case LINEAR:
-        return (any_kernel *)table->linear[type];
-    case LINEAR_BACKWARD:
-        return (any_kernel *)table->linear_backward[type];
-    case HEAD:
-        return (any_kernel *)table->head[type];
-    default:
-        return (any_kernel *)table->head_backward[type];
+    int count = 0;
+    const onep_operator *const *list = onep_operators(&count);
+    test_context("operators as data");
+    for (int i = 0; i < count; i++) {
+        const onepass_operator *op = onepass_operator_at(i);
+        CHECK(op == list[i] && onepass_operator_named(list[i]->name) == op, "%s", list[i]->name);
+        CHECK(strcmp(onepass_operator_name(op), list[i]->name) == 0, "%s", onepass_operator_name(op));
+        int arguments = 0, options = 0;
+        while (onepass_operator_argument(op, arguments))
+            arguments++;
+        while (onepass_operator_option(op, options))
+            options++;
+        CHECK(arguments == op->argument_count && options == op->option_count, "%s: %d arguments, %d options",
+              list[i]->name, arguments, options);
+        CHECK(!onepass_operator_argument(op, -1) && !onepass_operator_option(op, -1), "%s: index -1", list[i]->name);
     }
+    CHECK(!onepass_operator_at(count) && !onepass_operator_at(-1), "beyond the list");
+    CHECK(!onepass_operator_named("kl") && !onepass_operator_named(NULL) && !onepass_operator_named(""), "no operator");
+    CHECK(!onepass_operator_argument(NULL, 0) && !onepass_operator_option(NULL, 0), "of no operator");
+    CHECK(strcmp(onepass_operator_name(NULL), "") == 0, "the name of none");
 }
 
-static int in_list(int operator_index, onep_type type, onep_level level)
+/* The operators that devices lack so far: they refuse them. */
+static int lacks_cuda(const char *name)
 {
-    size_t count = 0;
-    const onep_kernel_line *list = onep_kernel_list(&count);
-    for (size_t i = 0; i < count; i++)
-        if (list[i].type == type && list[i].level == level &&
-            strcmp(list[i].operator_name, operator_names[operator_index]) == 0)
+    static const char *const lacking[] = {
+        "divergence_logits_top_k",         "linear_cross_entropy", "linear_divergence", "linear_token_log_probs",
+        "linear_token_log_probs_backward", "head_statistics",      "head_synchronised", "head_backward_sums",
+        "head_backward_synchronised"};
+    for (size_t i = 0; i < sizeof lacking / sizeof lacking[0]; i++)
+        if (strcmp(name, lacking[i]) == 0)
             return 1;
     return 0;
 }
 
-static void test_table(int op)
+/* Every level has a kernel for every type: its own where it has one, that of the next lower level elsewhere. */
+static void test_kernels(const onep_operator *op)
 {
-    static any_kernel *const references[OPERATORS] = {
-        (any_kernel *)onep_kl_ref, (any_kernel *)onep_linear_ref, (any_kernel *)onep_linear_backward_ref,
-        (any_kernel *)onep_head_ref, (any_kernel *)onep_head_backward_ref};
+    int on_cpu = op->kernels[ONEP_REF] != NULL; /* what exists for a device alone has no reference either */
     for (int level = 0; level < ONEP_LEVELS; level++)
         for (int type = 0; type < ONEP_FLOAT_TYPES; type++) {
-            test_context("%s: table of level %s, %s", operator_names[op], onep_level_name((onep_level)level),
+            test_context("%s: level %s, %s", op->name, onep_level_name((onep_level)level),
                          onep_type_name((onep_type)type));
-            any_kernel *kernel = kernel_of(op, level, type);
-            CHECK(kernel != NULL, "empty");
-            if (level == ONEP_REF) {
-                CHECK(kernel == references[op], "not the reference");
+            const onep_kernel *kernel = onep_kernel_of(op, (onep_level)level, (onep_type)type);
+            CHECK((kernel != NULL) == on_cpu, "%s", kernel ? "a kernel" : "none");
+            if (!kernel || level == ONEP_REF)
                 continue;
-            }
-            any_kernel *lower = kernel_of(op, level - 1, type);
-            if (in_list(op, (onep_type)type, (onep_level)level))
-                CHECK(kernel != lower && kernel != references[op], "the level's own kernel is not used");
+            const onep_kernel *lower = onep_kernel_of(op, (onep_level)(level - 1), (onep_type)type);
+            const onep_kernel *reference = onep_kernel_of(op, ONEP_REF, (onep_type)type);
+            if (onep_level_built((onep_level)level))
+                CHECK(kernel == &op->kernels[level][type] && kernel->run && kernel->run != lower->run &&
+                          kernel->run != reference->run,
+                      "the level's own kernel is not used");
             else
                 CHECK(kernel == lower, "not the next lower level's");
         }
-    test_context("%s: table of cuda", operator_names[op]); /* its own or none: the processor's cannot reach a GPU */
+    test_context("%s: cuda", op->name); /* its own or none: the processor's cannot reach a GPU */
+    int has_cuda = onep_level_built(ONEP_CUDA) && !lacks_cuda(op->name);
     for (int type = 0; type < ONEP_FLOAT_TYPES; type++) {
-        any_kernel *kernel = kernel_of(op, ONEP_CUDA, type);
-        CHECK((kernel != NULL) == in_list(op, (onep_type)type, ONEP_CUDA), "%s", onep_type_name((onep_type)type));
-        for (int level = 0; level < ONEP_LEVELS; level++)
-            CHECK(kernel != kernel_of(op, level, type), "a kernel of level %s", onep_level_name((onep_level)level));
+        const onep_kernel *kernel = onep_kernel_of(op, ONEP_CUDA, (onep_type)type);
+        CHECK(kernel == NULL || onep_level_built(ONEP_CUDA), "%s: a kernel of no build",
+              onep_type_name((onep_type)type));
+        CHECK((kernel != NULL) == has_cuda || !on_cpu, "%s: %s", onep_type_name((onep_type)type),
+              kernel ? "a kernel" : "none");
+        for (int level = 0; level < ONEP_LEVELS && kernel && on_cpu; level++)
+            CHECK(kernel->run != onep_kernel_of(op, (onep_level)level, (onep_type)type)->run, "a kernel of level %s",
+                  onep_level_name((onep_level)level));
     }
-    /* A product's kernel is one for all types computed in fp32: it converts as it reads. */
-    test_context("%s: kernels of one level", operator_names[op]);
-    for (int level = ONEP_SCALAR; level < ONEP_LEVELS; level++)
-        for (int a = 0; a < ONEP_FLOAT_TYPES; a++)
-            for (int b = 0; b < a; b++)
-                CHECK((kernel_of(op, level, a) == kernel_of(op, level, b)) == (op != KL && a != ONEP_F64),
-                      "level %s: %s and %s", onep_level_name((onep_level)level), onep_type_name((onep_type)a),
-                      onep_type_name((onep_type)b));
 }
 
 static void test_tables(void)
 {
-    size_t count = 0;
-    const onep_kernel_line *list = onep_kernel_list(&count);
-    for (size_t i = 0; i < count; i++) {
-        int op = 0;
-        while (op < OPERATORS && strcmp(operator_names[op], list[i].operator_name) != 0)
-            op++;
-        CHECK(op < OPERATORS, "%s is an operator this test does not know", list[i].operator_name);
-    }
-    for (int op = 0; op < OPERATORS; op++)
-        test_table(op);
+    int count = 0;
+    const onep_operator *const *list = onep_operators(&count);
+    for (int i = 0; i < count; i++)
+        test_kernels(list[i]);
 }
 
 static void test_levels(void)
@@ -140,17 +133,15 @@ static void test_levels(void)
     for (int level = 0; level < ONEP_LEVELS; level++) {
         const char *name = onep_level_name((onep_level)level);
         CHECK(onep_level_named(name) == (onep_level)level, "%s", name);
-        int built = in_list(KL, ONEP_F32, (onep_level)level);
-        CHECK(!!onep_level_built((onep_level)level) == built, "%s: built", name);
+        int built = onep_level_built((onep_level)level);
         CHECK(!!onep_level_runs((onep_level)level) == (built && onep_cpu_has((onep_level)level)), "%s: runs", name);
         if (onep_level_runs((onep_level)level))
             best = level;
     }
     CHECK(onep_level_runs(ONEP_REF) && onep_level_runs(ONEP_SCALAR), "plain C runs everywhere");
     CHECK((int)onep_best_level() == best, "best is %s", onep_level_name(onep_best_level()));
-    CHECK(!onep_cpu_has(ONEP_LEVELS) && !onep_cpu_has(ONEP_CUDA), "a level beyond the last");
+    CHECK(!onep_cpu_has(ONEP_CUDA), "a level beyond the last");
     CHECK(strcmp(onep_level_name(ONEP_CUDA), "cuda") == 0, "%s", onep_level_name(ONEP_CUDA));
-    CHECK(!!onep_level_built(ONEP_CUDA) == in_list(KL, ONEP_F32, ONEP_CUDA), "cuda: built");
     CHECK(onep_level_built(ONEP_CUDA) || !onep_level_runs(ONEP_CUDA), "cuda: runs, but is not built");
 #if defined(__x86_64__)
     CHECK(!onep_cpu_has(ONEP_NEON), "NEON on x86");
@@ -188,7 +179,7 @@ static void expect_level(const char *variable, const char *isa, onep_level level
         return;
     CHECK(strcmp(onepass_isa(handle), onep_level_name(level)) == 0, "got %s, expected %s", onepass_isa(handle),
           onep_level_name(level));
-    CHECK(handle->kernels == onep_kernels_of(level), "not the level's table");
+    CHECK(handle->level == level, "not the level's kernels");
     onepass_destroy(handle);
 }
 
@@ -395,6 +386,7 @@ int main(void)
     test_begin("test_dispatch");
     test_print_levels();
     test_list();
+    test_public_list();
     test_tables();
     test_levels();
     test_choice();

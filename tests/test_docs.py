@@ -9,6 +9,8 @@ Fenced blocks of README.md, CONTRIBUTING.md and docs/*.md, by their language:
   c        with a main: compiled against the static library, warnings as errors, and run.
   python   run.
 
+Relative links must lead to a file of the tree.
+
 Blocks of one document share a directory, so that a later one may use what an earlier one wrote. Python is the one given
 by --python, with the package found in --packages; python3 in a sh block is that one, too. Without them, blocks that
 need the package, PyTorch or NumPy are left out, and that is said.
@@ -25,9 +27,10 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-NEEDS_PACKAGE = re.compile(r"^\s*(?:import|from)\s+(?:onepass|torch|numpy)\b|\bpython3?\s+-m\s+onepass\b", re.M)
+NEEDS_PACKAGE = re.compile(r"^\s*(?:import|from)\s+(?:onepass|torch|numpy)\b|\bpython3?\s+-m\s+onepass\b"
+                           r"|\bexamples/\w+\.py\b", re.M)
 NOT_RUN = re.compile(r"(?:#|//|/\*)\s*not run:\s*(.*?)\s*(?:\*/)?\s*$")
-SECONDS = 300
+SECONDS = 1800  # what takes longer hangs, on a busy machine too
 
 
 def blocks(path):
@@ -48,6 +51,13 @@ def blocks(path):
             lines.append(line[indent:] if line[:indent].isspace() else line)
     if found is not None:
         raise SystemExit(f"{path}:{found[0]}: this block is never closed")
+
+
+def broken_links(path):
+    """The relative links of a document that lead nowhere."""
+    text = re.sub(r"^```.*?^```", "", path.read_text(encoding="utf-8"), flags=re.M | re.S)
+    links = re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", text)
+    return [link for link in links if "://" not in link and not (path.parent / link).exists()]
 
 
 def dev_help():
@@ -80,8 +90,9 @@ def check_dev(line, commands):
 
 def copy_tree(build, directory):
     """The sources, and a build/ that holds what a build leaves for its users."""
+    others = (".git", ".hypothesis", "__pycache__")  # of other steps, which write there meanwhile
     shutil.copytree(ROOT, directory, dirs_exist_ok=True, symlinks=True,
-                    ignore=lambda where, names: [name for name in names if name in (".git", "__pycache__")
+                    ignore=lambda where, names: [name for name in names if name in others
                                                  or (Path(where) == ROOT and name.startswith("build"))])
     (directory / "build").mkdir()
     for pattern in ("onepass", "libonepass.*"):
@@ -116,7 +127,9 @@ def commands_for(language, text, number, directory, commands, python):
         return [compiler + ["-std=c11", "-Wall", "-Wextra", "-Werror", "-Iinclude", str(source), "-o", str(program),
                             "build/libonepass.a", "-lm", "-lpthread", "-ldl"], [str(program)]]
     if language == "python":
-        return [[str(python or sys.executable), "-c", text]]
+        source = directory / f"block_{number}.py"  # a file: rewrite reads the source of a forward
+        source.write_text(text, encoding="utf-8")
+        return [[str(python or sys.executable), str(source)]]
     return None
 
 
@@ -137,6 +150,9 @@ def main():
     documents += sorted((ROOT / "docs").glob("*.md"))
     tried = failed = 0
     for document in documents:
+        for link in broken_links(document):
+            failed += 1
+            print(f"{document.relative_to(ROOT)}: FAILED: {link} is not there")
         with tempfile.TemporaryDirectory() as name:
             directory = Path(name) / "onepass"
             copy_tree(build, directory)

@@ -1,7 +1,7 @@
 /*
  * The harness catches what it is there for: correct results pass, and a zeroed, an unwritten, a NaN, a shifted and a
  * slightly wrong output, a write outside, a changed input and a read beyond the end are each caught. The faults are
- * made by entries that call the library and then spoil what it did.
+ * made by entries that call the library and then spoil what it did, every result of every operator in turn.
  */
 #define _POSIX_C_SOURCE 200809L
 #include <fcntl.h>
@@ -137,7 +137,7 @@ FAULT(writes_before)
 FAULT(writes_far_after)
 {
     onepass_status status = CALL();
-    bytes_of(value)[size_of(value) + TEST_BAND - 1] ^= 1;
+    bytes_of(value)[size_of(value) + CASE_BAND - 1] ^= 1;
     return status;
 }
 
@@ -228,7 +228,7 @@ static void test_faults(void)
         }
 
     kl_case c = kl_case_plain(ONEP_KL_PROBS_PROBS, ONEP_F32, 3, 37);
-    c.layout[KL_GRAD_PREDICTIONS] = KL_COLUMN_STEP;
+    c.layout[KL_GRAD_PREDICTIONS] = CASE_COLUMN_STEP;
     CHECK(kl_case_check(&c), "a correct strided call must pass");
     c.entry = writes_gaps;
     test_capture_begin();
@@ -237,12 +237,94 @@ static void test_faults(void)
     CHECK(!passed, "a write between the elements of a strided output must be caught");
 }
 
-/* Touches the byte beside a buffer in a child; the child must not survive it. */
-static void expect_death(test_guard guard, ptrdiff_t offset_from_end, const char *what)
+/* ---- the same for every operator, through its cases ---------------------------------------------------------------
+ */
+
+typedef enum spoil_kind { RIGHT, ZEROED, STALE, NAN_IN_IT, SHIFTED, SLIGHTLY_WRONG, SPOILS } spoil_kind;
+static const char *const spoil_names[SPOILS] = {"right", "zeroed", "stale", "NaN in it", "shifted", "slightly wrong"};
+
+static struct {
+    spoil_kind kind;
+    int argument;
+    int64_t element; /* the largest that is expected */
+} spoiled;
+
+/* The library's call, and then one result spoiled. */
+static onepass_status spoil_result(onepass_handle *handle, const onepass_operator *op,
+                                   const onepass_tensor *const *tensors, const double *options, void *workspace,
+                                   size_t workspace_size)
 {
-    test_buffer buffer = {0};
-    test_buffer_place(&buffer, 100, guard, 0);
-    volatile const char *at = buffer.data + (guard == TEST_PAGE_AFTER ? 100 : 0) + offset_from_end;
+    const onepass_tensor *t = tensors[spoiled.argument];
+    size_t size = case_size(t->dtype);
+    char before[4096], *at = bytes_of(t) + (size_t)spoiled.element * size;
+    memcpy(before, bytes_of(t), size_of(t));
+    onepass_status status = onepass_call(handle, op, tensors, options, workspace, workspace_size);
+    double x = case_load(t->dtype, at);
+    switch (spoiled.kind) {
+    case ZEROED:
+        memset(bytes_of(t), 0, size_of(t));
+        break;
+    case STALE:
+        memcpy(bytes_of(t), before, size_of(t));
+        break;
+    case NAN_IN_IT:
+        case_store(t->dtype, at, NAN);
+        break;
+    case SHIFTED:
+        memmove(bytes_of(t) + size, bytes_of(t), size_of(t) - size);
+        break;
+    case SLIGHTLY_WRONG:
+        case_store(t->dtype, at, case_is_float(t->dtype) ? (x == 0 ? 1e-3 : x * 1.001) : x + 1);
+        break;
+    default:
+        break;
+    }
+    return status;
+}
+
+static void test_spoiled(op_case *c, onepass_handle *handle, int argument)
+{
+    const case_argument *a = &c->argument[argument];
+    CHECK(case_make(c) && case_expect(c, case_arithmetic_of(handle)), "no memory");
+    spoiled.argument = argument;
+    spoiled.element = 0;
+    for (int64_t i = 1; i < a->count; i++)
+        if (fabsl(a->expected[i]) > fabsl(a->expected[spoiled.element]))
+            spoiled.element = i;
+    int is_zero = a->expected[spoiled.element] == 0;
+    for (int kind = RIGHT; kind < SPOILS; kind++) {
+        int is_float = case_is_float(a->dtype);
+        if ((is_zero && kind == ZEROED) || (!is_float && kind == NAN_IN_IT) ||
+            ((is_zero || a->count == 1) && kind == SHIFTED))
+            continue; /* which would change nothing */
+        spoiled.kind = (spoil_kind)kind;
+        c->entry = spoil_result;
+        test_capture_begin();
+        int passed = case_check(c, handle, &test_judge);
+        long failures = test_capture_end();
+        test_context("%s of %s: %s", a->info->name, c->name, spoil_names[kind]);
+        CHECK(passed == (kind == RIGHT) && (failures == 0) == (kind == RIGHT), "%ld checks failed", failures);
+    }
+}
+
+static void test_every_operator(void)
+{
+    static op_case c;
+    onepass_handle *handle = test_handle(onep_best_level(), 1);
+    for (int i = 0; onepass_operator_at(i); i++)
+        for (int argument = 0; case_begin(&c, onepass_operator_name(onepass_operator_at(i))) && argument < c.arguments;
+             argument++)
+            if (c.argument[argument].given && case_is_written(&c, argument) && c.definition->exact)
+                test_spoiled(&c, handle, argument);
+    onepass_destroy(handle);
+}
+
+/* Touches the byte beside a buffer in a child; the child must not survive it. */
+static void expect_death(case_guard guard, ptrdiff_t offset_from_end, const char *what)
+{
+    case_buffer buffer = {0};
+    case_buffer_place(&buffer, 100, guard, 0);
+    volatile const char *at = buffer.data + (guard == CASE_PAGE_AFTER ? 100 : 0) + offset_from_end;
     fflush(stdout);
     pid_t child = fork();
     if (child == 0) {
@@ -255,31 +337,31 @@ static void expect_death(test_guard guard, ptrdiff_t offset_from_end, const char
     int status = 0;
     waitpid(child, &status, 0);
     CHECK(!(WIFEXITED(status) && WEXITSTATUS(status) == 0), "%s went unnoticed", what);
-    test_buffer_free(&buffer);
+    case_buffer_free(&buffer);
 }
 
 static void test_buffers(void)
 {
     test_context("buffers");
-    expect_death(TEST_PAGE_AFTER, 0, "a read of the byte after the end");
-    expect_death(TEST_PAGE_BEFORE, -1, "a read of the byte before the start");
-    for (int guard = 0; guard < TEST_GUARDS; guard++)
+    expect_death(CASE_PAGE_AFTER, 0, "a read of the byte after the end");
+    expect_death(CASE_PAGE_BEFORE, -1, "a read of the byte before the start");
+    for (int guard = 0; guard < CASE_GUARDS; guard++)
         for (size_t shift = 0; shift < 2; shift++)
-            for (size_t bytes = 0; bytes < 3 * TEST_BAND; bytes = 2 * bytes + 1) {
-                test_buffer buffer = {0};
-                test_buffer_place(&buffer, bytes, (test_guard)guard, shift);
+            for (size_t bytes = 0; bytes < 3 * CASE_BAND; bytes = 2 * bytes + 1) {
+                case_buffer buffer = {0};
+                case_buffer_place(&buffer, bytes, (case_guard)guard, shift);
                 memset(buffer.data, 0, bytes);
-                CHECK(test_buffer_damage(&buffer) == 0, "guard %d, %zu bytes: damage without a write", guard, bytes);
-                if (guard != TEST_PAGE_AFTER) {
+                CHECK(case_buffer_damage(&buffer) == 0, "guard %d, %zu bytes: damage without a write", guard, bytes);
+                if (guard != CASE_PAGE_AFTER) {
                     buffer.data[bytes] ^= 16;
-                    CHECK(test_buffer_damage(&buffer) == 1, "guard %d, %zu bytes: a write after", guard, bytes);
+                    CHECK(case_buffer_damage(&buffer) == 1, "guard %d, %zu bytes: a write after", guard, bytes);
                     buffer.data[bytes] ^= 16;
                 }
-                if (guard != TEST_PAGE_BEFORE) {
+                if (guard != CASE_PAGE_BEFORE) {
                     buffer.data[-1] ^= 1;
-                    CHECK(test_buffer_damage(&buffer) == 1, "guard %d, %zu bytes: a write before", guard, bytes);
+                    CHECK(case_buffer_damage(&buffer) == 1, "guard %d, %zu bytes: a write before", guard, bytes);
                 }
-                test_buffer_free(&buffer);
+                case_buffer_free(&buffer);
             }
 }
 
@@ -307,6 +389,29 @@ static void test_comparison(void)
     CHECK(!test_close_in(ONEP_F16, -inf, 1e6L, 0), "and has the right sign");
     CHECK(!test_close_in(ONEP_F16, inf, 1.0L, 0), "an infinity is not a number");
     CHECK(!test_close_in(ONEP_F32, NAN, 1.0L, 1), "neither is a NaN");
+    /* The result may lie above 1, where half a unit of float16 is 2^-11: the share of what is allowed says the same. */
+    const long double below = 1 - 0x1p-13L, allowed = 0x1p-12L;
+    for (int i = 0; i <= 32; i++) {
+        double got = (double)(below + i * 0x1p-15L);
+        int close = case_close_in(case_f16, got, below, allowed);
+        double share = case_share(case_f16, got, below, allowed);
+        CHECK(close == (i <= 24) && close == (share <= 1), "off by %d of 32: close %d, share %g", i, close, share);
+    }
+}
+
+/* Every number of 16 bits comes back as it was; a NaN as one. */
+static void test_halves(void)
+{
+    const onepass_dtype types[] = {case_f16, case_bf16};
+    for (int type = 0; type < 2; type++) {
+        test_context("%s", type ? "bf16" : "f16");
+        for (uint32_t pattern = 0; pattern < 1u << 16; pattern++) {
+            uint16_t given = (uint16_t)pattern, back = 0;
+            double x = case_load(types[type], &given);
+            case_store(types[type], &back, x);
+            CHECK(isnan(x) ? isnan(case_load(types[type], &back)) : back == given, "%04x became %04x", given, back);
+        }
+    }
 }
 
 static void test_catching(void)
@@ -328,17 +433,18 @@ static void test_catching(void)
 static void test_exact(void)
 {
     test_context("the exact answer");
-    kl_exact e = kl_exact_element(ONEP_KL_PROBS_PROBS, ONEPASS_STRICT, ONEP_F64, 0.25, 0.5, 0x1p-53L, 0);
+    const kl_precision f64 = kl_precision_of(CASE_VECTOR, case_f64);
+    kl_exact e = kl_exact_element((kl_form){0, 0}, ONEPASS_STRICT, &f64, 0.25, 0.5);
     CHECK(fabsl(e.value - 0.34657359027997265471L) < 1e-18L, "0.5 log 2: %.20Lg", e.value);
     CHECK(e.d_prediction == -2, "-0.5 / 0.25: %.20Lg", e.d_prediction);
     CHECK(fabsl(e.d_target - 1.69314718055994530942L) < 1e-18L, "log 2 + 1: %.20Lg", e.d_target);
-    e = kl_exact_element(ONEP_KL_LOG_PROBS_LOG_PROBS, ONEPASS_STRICT, ONEP_F64, -2, -1, 0x1p-53L, 0);
+    e = kl_exact_element((kl_form){1, 1}, ONEPASS_STRICT, &f64, -2, -1);
     CHECK(fabsl(e.value - 0.36787944117144232160L) < 1e-18L, "exp(-1): %.20Lg", e.value);
     CHECK(fabsl(e.d_prediction + 0.36787944117144232160L) < 1e-18L, "-exp(-1): %.20Lg", e.d_prediction);
     CHECK(fabsl(e.d_target - 0.73575888234288464320L) < 1e-18L, "2 exp(-1): %.20Lg", e.d_target);
-    e = kl_exact_element(ONEP_KL_LOG_PROBS_PROBS, ONEPASS_STRICT, ONEP_F64, -1, 0.5, 0x1p-53L, 0);
+    e = kl_exact_element((kl_form){1, 0}, ONEPASS_STRICT, &f64, -1, 0.5);
     CHECK(fabsl(e.value - 0.15342640972002734529L) < 1e-18L, "0.5 (log 0.5 + 1): %.20Lg", e.value);
-    e = kl_exact_element(ONEP_KL_PROBS_LOG_PROBS, ONEPASS_STRICT, ONEP_F64, 0.5, 0, 0x1p-53L, 0);
+    e = kl_exact_element((kl_form){0, 1}, ONEPASS_STRICT, &f64, 0.5, 0);
     CHECK(fabsl(e.value - 0.69314718055994530942L) < 1e-18L, "-log 0.5: %.20Lg", e.value);
 }
 
@@ -346,8 +452,10 @@ int main(void)
 {
     test_begin("test_harness");
     test_faults();
+    test_every_operator();
     test_buffers();
     test_comparison();
+    test_halves();
     test_catching();
     test_exact();
     return test_end();

@@ -42,21 +42,21 @@ static void test_shapes(int level)
                 head_case c = head_case_plain((onep_type)type, shapes[i][0], shapes[i][1], shapes[i][2]);
                 c.statistics = (onepass_statistics)running;
                 c.scale_each = (int)(i % 2);
-                for (int t = 0; t < HEAD_TENSORS; t++)
-                    c.guard[t] = (test_guard)((i + (size_t)t) % TEST_GUARDS);
+                for (int t = 0; t < LAYER_TENSORS; t++)
+                    c.guard[t] = (case_guard)((i + (size_t)t) % CASE_GUARDS);
                 head_run(&c, (onep_level)level, 100 + i);
             }
 }
 
 static void test_options(int level, test_random *random)
 {
-    int runs = test_quick() ? 60 : 200;
+    int runs = 200 / test_one_in(5);
     for (int i = 0; i < runs; i++) {
         head_case c = head_case_plain(ONEP_F32, 2 + test_random_below(random, 40), 1 + test_random_below(random, 30),
                                       1 + test_random_below(random, 60));
         head_case_shuffle(&c, random);
         if (i % 4 == 0) /* nothing is kept for backward: the product is built elsewhere */
-            c.present &= ~HEAD_BIT(HEAD_PRODUCT);
+            c.present &= ~LAYER_BIT(LAYER_PRODUCT);
         head_run(&c, (onep_level)level, 1000 + (uint64_t)i);
     }
 }
@@ -67,7 +67,7 @@ static void test_panels(int level)
     for (int running = 0; running < 2; running++) {
         head_case c = head_case_plain(ONEP_BF16, 1100, 3, 21);
         c.statistics = (onepass_statistics)running;
-        c.present &= ~HEAD_BIT(HEAD_PRODUCT);
+        c.present &= ~LAYER_BIT(LAYER_PRODUCT);
         c.threads = 3;
         head_run(&c, (onep_level)level, 5);
     }
@@ -82,7 +82,8 @@ static void test_conditions(int level)
             head_case c = head_case_plain((onep_type)type, 300, 6, 20);
             if (slow_level(level))
                 c.rows = 60;
-            c.ratio = type == ONEP_F16 || type == ONEP_BF16 ? ratios[i] * 1.5 : ratios[i];
+            c.data = HEAD_MEANS;
+            c.amount = type == ONEP_F16 || type == ONEP_BF16 ? ratios[i] * 1.5 : ratios[i];
             head_run(&c, (onep_level)level, 20 + (uint64_t)i);
         }
 }
@@ -95,44 +96,49 @@ static void test_conditions(int level)
 static void test_exact_product(int level)
 {
     enum { COUNT = 3, FEATURES = 4 };
-    static head_tensor t[6]; /* input, weight, output, product, mean, rstd */
-    static const int64_t shapes[6][2] = {{COUNT, 2},        {FEATURES, 2}, {COUNT, FEATURES},
-                                         {COUNT, FEATURES}, {FEATURES},    {FEATURES}};
+    static op_case c;
     static const double steps[COUNT] = {0, 1, 1};
     const double base = 0x1p21;
     const long double allowed = 2e-6L;
-    for (int i = 0; i < 6; i++)
-        head_place(&t[i], ONEP_F32, i < 4 ? 2 : 1, shapes[i], HEAD_COMPACT, TEST_BANDS, 0);
+    case_begin(&c, "head");
+    c.extents['B' - 'A'] = COUNT;
+    c.extents['K' - 'A'] = 2;
+    c.extents['N' - 'A'] = FEATURES;
+    c.options[HEAD_MOMENTUM] = 0;
+    for (int i = HEAD_BIAS; i <= HEAD_COUNTER; i++)
+        c.argument[i].given = 0;
+    CHECK(case_place(&c), "no memory");
     for (int i = 0; i < COUNT; i++) {
-        head_set(&t[0], 2 * i, 1);
-        head_set(&t[0], 2 * i + 1, steps[i]);
+        case_put(&c, HEAD_INPUT, 2 * i, 1);
+        case_put(&c, HEAD_INPUT, 2 * i + 1, steps[i]);
     }
     for (int j = 0; j < FEATURES; j++) {
-        head_set(&t[1], 2 * j, base);
-        head_set(&t[1], 2 * j + 1, j + 1);
+        case_put(&c, HEAD_WEIGHT, 2 * j, base);
+        case_put(&c, HEAD_WEIGHT, 2 * j + 1, j + 1);
     }
+    case_remember(&c);
     test_context("an exact product, level %s", onep_level_name((onep_level)level));
     onepass_handle *handle = test_handle((onep_level)level, 1);
-    onepass_head_options options = {.size = sizeof options, .eps = 1e-5, .workspace_size = (size_t)1 << 22};
-    options.workspace = malloc(options.workspace_size);
-    CHECK(onepass_head(handle, &t[0].tensor, &t[1].tensor, &options, &t[2].tensor, &t[3].tensor, &t[4].tensor,
-                       &t[5].tensor) == ONEPASS_OK,
-          "%s", onepass_last_error());
+    onepass_status status;
+    case_call(&c, handle, 0xff, &test_judge, &status);
+    CHECK(status == ONEPASS_OK, "%s", onepass_last_error());
     for (int i = 0; i < COUNT; i++) {
         long double z[FEATURES], sum = 0;
         for (int j = 0; j < FEATURES; j++) { /* deviations of 0, s, s are -2s/3, s/3, s/3 */
             long double s = j + 1, rstd = 1 / sqrtl(2 * s * s / 9 + 1e-5L);
-            CHECK(head_get(&t[3], i * FEATURES + j) == base + steps[i] * (j + 1), "the product is not exact");
-            CHECK(test_close(head_get(&t[5], j), rstd, allowed * rstd), "rstd[%d]: %.17g, expected %.17Lg", j,
-                  head_get(&t[5], j), rstd);
+            double got = case_get(&c, HEAD_RSTD, j);
+            CHECK(case_get(&c, HEAD_PRODUCT, i * FEATURES + j) == base + steps[i] * (j + 1),
+                  "the product is not exact");
+            CHECK(test_close(got, rstd, allowed * rstd), "rstd[%d]: %.17g, expected %.17Lg", j, got, rstd);
             z[j] = ((long double)steps[i] - 2.0L / 3) * s * rstd;
             sum += expl(z[j]);
         }
-        for (int j = 0; j < FEATURES; j++)
-            CHECK(test_close(head_get(&t[2], i * FEATURES + j), expl(z[j]) / sum, allowed),
-                  "output[%d, %d]: %.17g, expected %.17Lg", i, j, head_get(&t[2], i * FEATURES + j), expl(z[j]) / sum);
+        for (int j = 0; j < FEATURES; j++) {
+            double got = case_get(&c, HEAD_OUTPUT, i * FEATURES + j);
+            CHECK(test_close(got, expl(z[j]) / sum, allowed), "output[%d, %d]: %.17g, expected %.17Lg", i, j, got,
+                  expl(z[j]) / sum);
+        }
     }
-    free(options.workspace);
     onepass_destroy(handle);
 }
 
@@ -143,32 +149,32 @@ static void test_extremes(int level)
             head_case base = head_case_plain((onep_type)type, 11, 9, 35);
             base.statistics = (onepass_statistics)running;
             head_case c = base;
-            c.gamma_is = 0;
+            c.data = HEAD_GAMMA_IS;
             head_run(&c, (onep_level)level, 30);
             c = base;
-            c.constant_columns = 1; /* variance 0: eps alone, and a bias that must cancel */
+            c.data = HEAD_CONSTANT_COLUMNS; /* variance 0: eps alone, and a bias that must cancel */
             head_run(&c, (onep_level)level, 31);
             c = base;
-            c.ties = 1;
-            c.present &=
-                ~(HEAD_BIT(HEAD_GAMMA) | HEAD_BIT(HEAD_BETA) | HEAD_BIT(HEAD_GRAD_GAMMA) | HEAD_BIT(HEAD_GRAD_BETA));
+            c.data = HEAD_TIES;
+            c.present &= ~(LAYER_BIT(LAYER_GAMMA) | LAYER_BIT(LAYER_BETA) | LAYER_BIT(LAYER_GRAD_GAMMA) |
+                           LAYER_BIT(LAYER_GRAD_BETA));
             if (!running) { /* every feature alike: the output is exactly 1 / N */
                 head_run(&c, (onep_level)level, 32);
-                double first = head_get(head_result(HEAD_OUTPUT), 0);
+                double first = head_result(HEAD_OUTPUT, 0);
                 for (int64_t i = 1; i < c.rows * c.columns; i++)
-                    CHECK(head_get(head_result(HEAD_OUTPUT), i) == first, "ties: [%" PRId64 "] is not the first", i);
+                    CHECK(head_result(HEAD_OUTPUT, i) == first, "ties: [%" PRId64 "] is not the first", i);
             }
             c = base;
-            c.scale_is = 0;
+            c.data = HEAD_SCALE_IS;
             head_run(&c, (onep_level)level, 33);
             for (int64_t i = 1; i < c.rows * c.columns; i++)
-                CHECK(head_get(head_result(HEAD_OUTPUT), i) == head_get(head_result(HEAD_OUTPUT), 0),
+                CHECK(head_result(HEAD_OUTPUT, i) == head_result(HEAD_OUTPUT, 0),
                       "scale 0: [%" PRId64 "] is not the first", i);
-            c.scale_is = 1000; /* nearly one-hot */
+            c.amount = 1000; /* nearly one-hot */
             c.no_backward = 1;
             head_run(&c, (onep_level)level, 34);
             for (int64_t i = 0; i < c.rows * c.columns; i++)
-                CHECK(head_get(head_result(HEAD_OUTPUT), i) >= 0 && head_get(head_result(HEAD_OUTPUT), i) <= 1,
+                CHECK(head_result(HEAD_OUTPUT, i) >= 0 && head_result(HEAD_OUTPUT, i) <= 1,
                       "scale 1000: [%" PRId64 "] is no probability", i);
         }
 }
@@ -187,10 +193,10 @@ static void test_special(int level)
             head_run(&c, (onep_level)level, 40 + (uint64_t)i);
             int64_t bad = 0;
             for (int64_t k = 0; k < c.rows * c.columns; k++)
-                bad += isnan(head_get(head_result(HEAD_OUTPUT), k));
+                bad += isnan(head_result(HEAD_OUTPUT, k));
             int64_t most = isfinite(spoils[i]) ? 0 : running ? c.columns : c.rows * c.columns;
             CHECK(running ? bad <= most : bad == most, "%" PRId64 " elements are NaN", bad);
-            double mean = head_get(head_result(HEAD_RUNNING_MEAN), 0);
+            double mean = head_result(HEAD_RUNNING_MEAN, 0);
             if (!running && !isfinite(spoils[i]))
                 CHECK(isnan(spoils[i]) ? isnan(mean) : isinf(mean), "running_mean is %g", mean);
         }

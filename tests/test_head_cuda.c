@@ -1,8 +1,8 @@
 /*
- * The head and the linear layer on a GPU, below their doors, against their definition in double: shapes around every
- * tile, all types and layouts, badly conditioned columns, special values, running statistics, gradients, the same bits
- * in every run and in replayed graphs. Everything a call touches lies in one arena; what is not its to write must be as
- * it was. Errors are also held against those of the plain chain of float operations, as PyTorch computes it.
+ * The head and the linear layer on a GPU, below their entry points, against their definition in double: shapes around
+ * every tile, all types and layouts, badly conditioned columns, special values, running statistics, gradients, the same
+ * bits in every run and in replayed graphs. Everything a call touches lies in one arena; what is not its to write must
+ * be as it was. Errors are also held against those of the plain chain of float operations, as PyTorch computes it.
  *
  * `test_head_cuda time` measures instead. Run by ./dev gpu, never by a machine without a GPU.
  */
@@ -101,7 +101,7 @@ static void check_forward(const head_case *c)
     }
     head_expected e = head_define(c, &t);
     head_arena_send();
-    must_run(onep_head_cuda_run(head_handle->cuda, &t.problem, c->math, t.stages));
+    must_run(head_forward(head_handle, c->math, &t.problem, t.workspace, t.stages));
     head_arena_fetch();
     check_output(c, &t, &e);
     check_state(c, &t, &e, old_mean, old_var);
@@ -190,7 +190,7 @@ static void compare_with_chain(double condition, int64_t rows, int64_t n)
     head_tensors t = head_make_case(&c);
     head_expected e = head_define(&c, &t);
     head_arena_send();
-    must_run(onep_head_cuda_run(head_handle->cuda, &t.problem, c.math, t.stages));
+    must_run(head_forward(head_handle, c.math, &t.problem, t.workspace, t.stages));
     head_arena_fetch();
     float *mean = malloc((size_t)n * sizeof *mean), *rstd = malloc((size_t)n * sizeof *rstd);
     float *z = malloc((size_t)n * sizeof *z);
@@ -233,6 +233,7 @@ static void compare_with_chain(double condition, int64_t rows, int64_t n)
 typedef struct gradient_tensors {
     head_field grad_output, input, weight, bias, gamma, beta, scale;
     onep_head_backward_problem problem;
+    void *workspace;
 } gradient_tensors;
 
 /* The backward problem of a forward call whose tensors are in the arena still, results included. */
@@ -275,8 +276,7 @@ static gradient_tensors make_gradients(const head_case *c, const head_tensors *t
         .grad_scale = g.scale.operand,
         .scale_is_one_value = c->one_scale,
     };
-    g.problem.workspace =
-        head_take_workspace(onep_head_backward_cuda_workspace(head_handle->cuda, &g.problem, c->math));
+    g.workspace = head_take_workspace(head_bytes(onep_head_backward_cuda, head_handle, c->math, &g.problem));
     return g;
 }
 
@@ -376,11 +376,11 @@ static void check_both(const head_case *c)
     head_streams--; /* the same numbers: check_forward's results are what backward gets */
     head_tensors t = head_make_case(&again);
     head_arena_send();
-    must_run(onep_head_cuda_run(head_handle->cuda, &t.problem, c->math, t.stages));
+    must_run(head_forward(head_handle, c->math, &t.problem, t.workspace, t.stages));
     head_arena_fetch();
     gradient_tensors g = make_gradients(c, &t);
     head_arena_send();
-    must_run(onep_head_backward_cuda_run(head_handle->cuda, &g.problem, c->math, ONEP_HEAD_ALL));
+    must_run(head_backward(head_handle, c->math, &g.problem, g.workspace, ONEP_HEAD_ALL));
     head_arena_fetch();
     check_gradients(c, &t, &g);
 }
@@ -439,7 +439,7 @@ static void check_linear(onep_type input, onep_type weight, onep_type output, in
     rows.extent[0] = m;
     onep_linear_problem p = {
         .rows = rows, .depth = k, .columns = n, .input = x.operand, .weight = w.operand, .output = y.operand};
-    p.workspace = head_take_workspace(onep_linear_cuda_workspace(head_handle->cuda, &p, math));
+    void *workspace = head_take_workspace(head_bytes(onep_linear_cuda, head_handle, math, &p));
     if (with_bias)
         p.bias = b.operand;
     onep_linear_backward_problem q = {.rows = rows,
@@ -450,11 +450,10 @@ static void check_linear(onep_type input, onep_type weight, onep_type output, in
                                       .weight = w.operand,
                                       .grad_input = dx.operand,
                                       .grad_weight = dw.operand,
-                                      .grad_bias = db.operand,
-                                      .workspace = p.workspace};
+                                      .grad_bias = db.operand};
     head_arena_send();
-    must_run(onep_linear_cuda_run(head_handle->cuda, &p, math));
-    must_run(onep_linear_backward_cuda_run(head_handle->cuda, &q, math));
+    must_run(head_call(onep_linear_cuda, head_handle, math, &p, workspace));
+    must_run(head_call(onep_linear_backward_cuda, head_handle, math, &q, workspace));
     head_arena_fetch();
     int64_t wrong[3] = {0};
     for (int64_t i = 0; i < m; i++)
@@ -527,8 +526,8 @@ static void test_determinism(void)
             char *first = malloc(head_arena.used);
             for (int i = 0; i < (test_quick() ? 3 : 25) && first; i++) {
                 head_arena_send(); /* running statistics and all */
-                onep_head_cuda_run(head_handle->cuda, &t.problem, c.math, ONEP_HEAD_ALL);
-                must_run(onep_head_backward_cuda_run(head_handle->cuda, &g.problem, c.math, ONEP_HEAD_ALL));
+                head_forward(head_handle, c.math, &t.problem, t.workspace, ONEP_HEAD_ALL);
+                must_run(head_backward(head_handle, c.math, &g.problem, g.workspace, ONEP_HEAD_ALL));
                 char *into = i ? head_arena.host : first;
                 cuda_download(into, head_arena.device, head_arena.used);
                 if (i && !CHECK(memcmp(first, into, head_arena.used) == 0, "run %d differs from the first", i))
@@ -554,9 +553,9 @@ static void test_graphs(void)
         onep_cu_graph *graph;
         onep_cu_graph_exec *exec;
         MUST(driver->cuStreamBeginCapture(captured, ONEP_CU_CAPTURE_GLOBAL));
-        onepass_status status = onep_head_cuda_run(fresh->cuda, &t.problem, c.math, ONEP_HEAD_ALL);
+        onepass_status status = head_forward(fresh, c.math, &t.problem, t.workspace, ONEP_HEAD_ALL);
         CHECK(status == ONEPASS_OK, "%s", onepass_last_error());
-        status = onep_head_backward_cuda_run(fresh->cuda, &g.problem, c.math, ONEP_HEAD_ALL);
+        status = head_backward(fresh, c.math, &g.problem, g.workspace, ONEP_HEAD_ALL);
         CHECK(status == ONEPASS_OK, "%s", onepass_last_error());
         MUST(driver->cuStreamEndCapture(captured, &graph));
         MUST(driver->cuGraphInstantiate(&exec, graph, NULL, NULL, 0));
@@ -569,8 +568,8 @@ static void test_graphs(void)
             MUST(driver->cuStreamSynchronize(captured));
             cuda_download(replayed, head_arena.device, head_arena.used);
             cuda_upload(head_arena.device, head_arena.sent, head_arena.used);
-            onep_head_cuda_run(head_handle->cuda, &t.problem, c.math, ONEP_HEAD_ALL);
-            must_run(onep_head_backward_cuda_run(head_handle->cuda, &g.problem, c.math, ONEP_HEAD_ALL));
+            head_forward(head_handle, c.math, &t.problem, t.workspace, ONEP_HEAD_ALL);
+            must_run(head_backward(head_handle, c.math, &g.problem, g.workspace, ONEP_HEAD_ALL));
             cuda_download(head_arena.host, head_arena.device, head_arena.used);
             CHECK(memcmp(head_arena.host, replayed, head_arena.used) == 0, "replay %d differs from the direct call", i);
             memcpy(head_arena.host, head_arena.sent, head_arena.used);
@@ -588,15 +587,25 @@ static void test_empty(void)
 {
     head_case c = head_plain_case(ONEP_F32, 4, 8);
     head_tensors t = head_make_case(&c);
+    char *mean = (char *)t.mean.host, *rstd = (char *)t.rstd.host;
+    size_t bytes = 8 * sizeof(float);
     memset(head_arena.writable, 0, head_arena.used);
     memset(head_arena.writable + (t.counter - head_arena.host), 1, 8);
+    memset(head_arena.writable + (mean - head_arena.host), 1, bytes);
+    memset(head_arena.writable + (rstd - head_arena.host), 1, bytes);
     t.problem.rows = (onep_rows){.rank = 1, .count = 0};
     head_arena_send();
-    must_run(onep_head_cuda_run(head_handle->cuda, &t.problem, c.math, ONEP_HEAD_ALL));
+    must_run(head_forward(head_handle, c.math, &t.problem, t.workspace, ONEP_HEAD_ALL));
     head_arena_fetch();
     long long counted;
     memcpy(&counted, t.counter, 8);
     CHECK(counted == t.counted + 1, "the counter went from %lld to %lld", t.counted, counted);
+    for (int j = 0; j < 8; j++) {
+        float of_mean, of_rstd;
+        memcpy(&of_mean, mean + (size_t)j * sizeof of_mean, sizeof of_mean);
+        memcpy(&of_rstd, rstd + (size_t)j * sizeof of_rstd, sizeof of_rstd);
+        CHECK(isnan(of_mean) && isnan(of_rstd), "statistics of nothing: mean %g, rstd %g", of_mean, of_rstd);
+    }
 }
 
 #include "time_head_cuda.inc"
@@ -623,7 +632,7 @@ int main(int argc, char **argv)
     test_begin("head_cuda");
     head_stream = cuda_stream();
     head_handle = cuda_handle(head_stream);
-    onep_cuda_products(head_handle->cuda);
+    onep_cuda_products(onep_cuda_of(head_handle));
     char text[400];
     int library = onep_products_describe(text, sizeof text);
     printf("products: %s\n", text);

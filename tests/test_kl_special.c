@@ -429,11 +429,10 @@ static void try_places(trial *r, test_random *random)
 {
     int good = 1;
     int mixed = r->prediction_type != r->target_type;
-    int sample = mixed || test_quick();
-    int step = mixed && !test_quick() ? 16 : 8;
+    int step = test_quick() ? (mixed ? 32 : 8) : (mixed ? 16 : 1);
     int offset = (int)test_random_below(random, step);
     for (r->position = 0; good && r->position < POSITIONS; r->position++) {
-        if (sample && r->position % step != offset)
+        if (r->position % step != offset)
             continue;
         for (int semantics = 0; semantics <= ONEPASS_FINITE; semantics++) {
             r->semantics = (onepass_semantics)semantics;

@@ -195,6 +195,61 @@ static void test_far_apart(onepass_handle *handle, onep_type type, int sign)
     munmap(mask_memory, (size_t)(row_gap + 1));
 }
 
+/* Cross-entropy of 2 x 3 equal logits whose elements, and labels, lie GiBs apart: NLL log 3, P = 1/3. */
+static void test_logits_far_apart(onepass_handle *handle, onep_type type, int sign)
+{
+    enum { ROWS = 2, COLUMNS = 3 };
+    size_t size = onep_type_size(type);
+    const int64_t column_gap = (INT64_C(1) << 30) + 3, row_gap = 3 * column_gap + 5;
+    size_t bytes = (size_t)(row_gap + 2 * column_gap + 1) * size, label_bytes = (size_t)(row_gap + 1) * sizeof(int64_t);
+    int64_t shape[] = {ROWS, COLUMNS}, strides[] = {sign * row_gap, sign * column_gap}, row_strides[] = {row_gap};
+    char *memory[2] = {zeros(bytes), zeros(bytes)};
+    int64_t *labels = zeros(label_bytes), argmax[ROWS];
+    double value[ROWS];
+    onepass_tensor x = kl_tensor(type, memory[0] + (sign < 0 ? bytes - size : 0), 2, shape), g = x;
+    g.data = memory[1] + (sign < 0 ? bytes - size : 0);
+    x.strides = g.strides = strides;
+    onepass_tensor l = kl_tensor(ONEP_I64, labels, 1, shape), v = kl_tensor(ONEP_F64, value, 1, shape);
+    onepass_tensor a = kl_tensor(ONEP_I64, argmax, 1, shape);
+    l.strides = row_strides;
+    labels[0] = 1;
+    labels[row_gap] = 2;
+    onepass_logits_options options = {.size = sizeof options, .reduction = ONEPASS_ROWS, .argmax = &a};
+    test_context("level %s, %s, logits %.1f GiB apart", onepass_isa(handle), onep_type_name(type),
+                 sign * (double)column_gap * (double)size / 0x1p30);
+    CHECK(onepass_cross_entropy_logits_labels(handle, &x, &l, &options, &v, &g) == ONEPASS_OK, "%s",
+          onepass_last_error());
+    for (int row = 0; row < ROWS; row++) {
+        CHECK(test_close(value[row], log(3), 1e-6L) && argmax[row] == 0, "value[%d] is %.9g, argmax %" PRId64, row,
+              value[row], argmax[row]);
+        for (int column = 0; column < COLUMNS; column++) {
+            double got = onep_load(type, (char *)g.data + (strides[0] * row + strides[1] * column) * (int64_t)size);
+            CHECK(test_close_in(type, got, column == 1 + row ? -2 / 3.0L : 1 / 3.0L, 1e-7L), "gradient[%d][%d] is %g",
+                  row, column, got);
+        }
+    }
+    munmap(memory[0], bytes);
+    munmap(memory[1], bytes);
+    munmap(labels, label_bytes);
+}
+
+/* One row of more than 2^31 logits, all of them one number in memory: an LSE of log(count). Only where there is a
+ * kernel that takes seconds. */
+static void test_one_long_row(onepass_handle *handle, int64_t columns)
+{
+    float x = 0;
+    double lse = NAN, log_prob = NAN;
+    int64_t label = columns - 1, shape[] = {1, columns}, one[] = {1, 1}, strides[] = {0, 0};
+    onepass_tensor logits = kl_tensor(ONEP_F32, &x, 2, shape), index = kl_tensor(ONEP_I64, &label, 2, one);
+    onepass_tensor p = kl_tensor(ONEP_F64, &log_prob, 2, one), s = kl_tensor(ONEP_F64, &lse, 1, shape);
+    logits.strides = strides;
+    test_context("level %s, a row of %" PRId64 " logits", onepass_isa(handle), columns);
+    CHECK(onepass_token_log_probs(handle, &logits, &index, NULL, &p, NULL, &s) == ONEPASS_OK, "%s",
+          onepass_last_error());
+    CHECK(test_close(lse, log((double)columns), 1e-5L) && test_close(log_prob, -log((double)columns), 1e-5L),
+          "lse %.9g, log_prob %.9g, expected %.9g", lse, log_prob, log((double)columns));
+}
+
 int main(void)
 {
     test_begin("test_large");
@@ -208,6 +263,9 @@ int main(void)
         for (int type = 0; type < ONEP_FLOAT_TYPES; type++)
             for (int sign = -1; sign <= 1; sign += 2)
                 test_far_apart(handle, (onep_type)type, sign);
+        for (int type = 0; type < ONEP_FLOAT_TYPES; type++)
+            for (int sign = -1; sign <= 1; sign += 2)
+                test_logits_far_apart(handle, (onep_type)type, sign);
 
         /* Around 512 blocks of 32768 elements, from where on blocks grow instead of becoming more. Plain C, which takes
          * seconds for that, is spared most of it. */
@@ -228,7 +286,10 @@ int main(void)
             test_left_out("level %s above 2^31 elements: %s", onep_level_name((onep_level)level),
                           test_quick() ? "quick" : "minutes; ONEPASS_TEST_EXHAUSTIVE=1 runs it");
             test_one_number(handle, 5000, 1000);
+            test_one_long_row(handle, 100000);
         } else {
+            const onep_operator *token = onepass_operator_named("token_log_probs");
+            test_one_long_row(handle, token->kernels[level] ? 2 * giga + 5 : 100000);
             test_sums(handle, 1, 2 * giga + 101, 2 * giga + 101, &random);
             test_sums(handle, 3, giga + 7, 0, &random);
             test_one_number(handle, 2 * giga + 5, 1);

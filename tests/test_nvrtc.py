@@ -13,7 +13,7 @@ from unittest import mock
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 NVRTC = os.path.join(ROOT, "cmake", "nvrtc.py")
-SOURCES = os.path.join(ROOT, "src", "cuda")
+SOURCES = os.path.join(ROOT, "src")
 
 sys.dont_write_bytecode = True
 sys.path.insert(0, os.path.join(ROOT, "cmake"))
@@ -37,11 +37,10 @@ class CompilerTest(unittest.TestCase):
 
     def test_kernels(self):
         """The build's own step with nvrtc.py for a compiler: a fatbin, its kernels, what it depends on, no spills."""
-        for name, kernel in (("kl_f32", "onep_kl_flat_f32_0_sum"), ("probe", "onep_"),
-                             ("split_sm90a", "onep_split_product_sm90_along_256")):
-            output = os.path.join(self.directory, name + ".fatbin")
-            flags = ["-O3", "-std=c++14", "-lineinfo", "-Xfatbin=-compress-all", "-I" + SOURCES,
-                     "-I" + os.path.join(ROOT, "src", "core")]
+        for name, kernel in (("kl/cuda_f32", "onep_kl_flat_f32_0_sum"), ("cuda/probe", "onep_"),
+                             ("cuda/split_sm90a", "onep_split_product_sm90_along_256")):
+            output = os.path.join(self.directory, os.path.basename(name) + ".fatbin")
+            flags = ["-O3", "-std=c++14", "-lineinfo", "-Xfatbin=-compress-all", "-I" + SOURCES]
             if name.endswith("_sm90a"):
                 flags += ["-gencode=arch=compute_90a,code=sm_90a"]
             else:
@@ -60,9 +59,9 @@ class CompilerTest(unittest.TestCase):
                 target, _, rest = file.read().partition(": ")
             self.assertEqual(target, output)
             needed = {os.path.basename(path) for path in rest.replace("\\\n", " ").split()}
-            self.assertLessEqual({name + ".cu", "kl_args.h"}, needed)
-            if name == "kl_f32":
-                self.assertLessEqual({"kl_flat.cuh", "kl_terms.cuh", "kl_define.h", "reduce.cuh"}, needed)
+            self.assertIn(os.path.basename(name) + ".cu", needed)
+            if name == "kl/cuda_f32":
+                self.assertLessEqual({"cuda_args.h", "cuda_flat.cuh", "cuda_terms.cuh", "define.h", "reduce.cuh"}, needed)
 
     def test_refusals(self):
         wrong = os.path.join(self.directory, "wrong.cu")
@@ -100,7 +99,7 @@ class BackendTest(unittest.TestCase):
         os.chmod(self.compiler, 0o755)
         environment["PATH"] = os.path.dirname(self.compiler)
         with mock.patch.dict(os.environ, environment):
-            for name in set(os.environ) & {"CUDACXX", "NVCC_CCBIN"} - set(environment):
+            for name in set(os.environ) & {"CC", "CUDACXX", "NVCC_CCBIN"} - set(environment):
                 del os.environ[name]
             found = self.backend.get_requires_for_build_wheel(settings)
             self.assertEqual(found, self.backend.get_requires_for_build_editable(settings))
@@ -116,11 +115,33 @@ class BackendTest(unittest.TestCase):
             self.assertEqual(self.required(1), nvcc | {"nvidia-cuda-nvrtc"})
             self.assertEqual(self.required(0, {"cmake.define.ONEPASS_CUDA": "OFF"}), set())
             self.assertEqual(self.required(0, {"cmake.define.ONEPASS_CUDA": "ON"}), nvcc)
-            self.assertEqual(self.required(1, {"cmake.define.ONEPASS_NVCC": "/usr/bin/nvcc"}), set())
-            self.assertEqual(self.required(0, CUDACXX="/usr/bin/nvcc"), set())
+            self.assertEqual(self.required(1, {"cmake.define.ONEPASS_NVCC": "/bin/true"}), set())
+            self.assertEqual(self.required(0, CUDACXX="/bin/true"), set())
             self.assertEqual(self.required(1, NVCC_CCBIN="/bin/true"), nvcc)
         with mock.patch.object(self.backend.platform, "machine", return_value="riscv64"):
             self.assertEqual(self.required(0), set())
+
+    def test_compilers_that_are_not_there(self):
+        """One line, before anything is fetched, that names what was asked for, and CC only if somebody set it."""
+        for environment, settings, pattern in (
+                ({"CC": "/nonexistent/cc -O2"}, None, r"\$CC is /nonexistent/cc -O2"),
+                ({"CUDACXX": "/nonexistent/nvcc"}, None, r"\$CUDACXX is /nonexistent/nvcc"),
+                ({}, {"cmake.define.ONEPASS_NVCC": "/nonexistent/nvcc"}, "ONEPASS_NVCC is /nonexistent/nvcc")):
+            with self.assertRaisesRegex(SystemExit, "^onepass: .*" + pattern):
+                self.required(0, settings, **environment)
+        with mock.patch.dict(os.environ, {"PATH": "/nonexistent"}):
+            os.environ.pop("CC", None)
+            with self.assertRaisesRegex(SystemExit, "^onepass: no C compiler was found .*gcc") as caught:
+                self.backend.get_requires_for_build_wheel()
+        self.assertNotIn("$CC", str(caught.exception))
+
+    def test_a_named_nvcc_that_is_not_there(self):
+        """CMake takes no other one in its place."""
+        done = subprocess.run(["cmake", "-S", ROOT, "-B", os.path.join(os.path.dirname(self.compiler), "build"),
+                               "-DONEPASS_TESTS=OFF"], env=dict(os.environ, CUDACXX="/nonexistent/nvcc"),
+                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, universal_newlines=True)
+        self.assertNotEqual(done.returncode, 0)
+        self.assertIn("CUDACXX is /nonexistent/nvcc", done.stdout)
 
 
 if __name__ == "__main__":

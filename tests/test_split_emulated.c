@@ -10,7 +10,7 @@
 
 /* ---- instead of a device ----------------------------------------------------------------------------------------- */
 
-int emulated_has_copy_engine(const onep_cuda *cuda)
+int emulated_has_tma(const onep_cuda *cuda)
 {
     (void)cuda;
     return 1;
@@ -26,10 +26,9 @@ int emulated_multiprocessors(const onep_cuda *cuda)
     return multiprocessors;
 }
 
-onepass_status emulated_launch_early(const onep_cuda *cuda, const char *operator_name, const char *kernel,
-                                     unsigned grid, unsigned block, unsigned shared_bytes, const void *args)
+void split_set_pauses(const int *pauses)
 {
-    return emulated_launch_cluster(cuda, operator_name, kernel, grid, block, 1, shared_bytes, args);
+    memcpy(emulated_pauses, pauses, sizeof emulated_pauses);
 }
 
 void *cuda_claim(size_t bytes)
@@ -69,7 +68,7 @@ static void test_shapes(void)
             split_case c = split_plain_case(shapes[s][0], shapes[s][1], shapes[s][2]);
             c.prepared = variant == 1;
             c.b_swapped = variant == 2;
-            c.trial.ampere = variant == 3;
+            c.ampere = variant == 3;
             c.a_swapped = (int)test_random_below(&random, 2);
             c.bias = (int)test_random_below(&random, 2);
             c.statistics = 1;
@@ -98,7 +97,7 @@ static void test_families(void)
         c.data = (family)data;
         c.prepared = data % 4 == 1;
         c.b_swapped = data % 4 == 2;
-        c.trial.ampere = data % 4 == 3;
+        c.ampere = data % 4 == 3;
         c.statistics = 1;
         split_try_case(&c);
     }
@@ -107,12 +106,13 @@ static void test_families(void)
 /* More tiles than blocks, and threads that keep each other waiting. */
 static void test_pipelines(void)
 {
-    static const onep_split_trial trials[] = {{0, 0, 3, 0}, {1, 0, 4, 0}, {0, 1, 0, 0}};
+    static const int trials[][3] = {{0, 0, 3}, {1, 0, 4}, {0, 1, 0}}; /* pauses, stages */
     for (int i = 0; i < 3; i++) {
         split_case c = split_plain_case(70, 390, 260);
         c.prepared = i == 1;
         c.b_swapped = i == 2;
-        c.trial = trials[i];
+        memcpy(c.pauses, trials[i], sizeof c.pauses);
+        c.stages = trials[i][2];
         split_try_case(&c);
     }
     split_case bands = split_plain_case(10 * 256 - 3, 390, 16); /* one of 8 right tiles, one of 2 */
@@ -168,7 +168,7 @@ static void test_exchanged(void)
         c.may_exchange = i != 4;
         c.a_layout = i == 5 ? SHIFTED : i == 6 ? STRIDED : COMPACT;
         c.prepared = i == 7;
-        c.trial.ampere = i == 0;
+        c.ampere = i == 0;
         split_try_case(&c);
     }
     multiprocessors = 9;
@@ -184,8 +184,16 @@ static void test_exchanged(void)
     multiprocessors = 2;
     split_case bands = split_plain_case(520, 260, 200); /* the ring goes on from tile to tile */
     bands.may_exchange = bands.bias = 1;
-    bands.trial.units = 4;
+    bands.stages = 4;
     split_try_case(&bands);
+}
+
+static int is_chosen(const onep_product *p)
+{
+    onep_split_plan plan;
+    int taken = 0;
+    CHECK(onep_split_plan_make(NULL, p, NULL, &plan, &taken) == ONEPASS_OK, "%s", onepass_last_error());
+    return taken;
 }
 
 /*
@@ -212,17 +220,17 @@ static void test_wins(void)
         p.a_rows = split_rows_of(m);
         p.b_rows = split_rows_of(n);
         p.c_rows = split_rows_of(m);
-        CHECK(onep_split_wins(NULL, &p) == shapes[i].wins, "as it is");
+        CHECK(is_chosen(&p) == shapes[i].wins, "as it is");
         CHECK((onep_split_workspace(NULL, &p) > 0) == shapes[i].wins, "a workspace as it is");
         p.may_exchange = 1;
-        CHECK(onep_split_wins(NULL, &p) == shapes[i].wins_exchanged, "if operands may change places");
+        CHECK(is_chosen(&p) == shapes[i].wins_exchanged, "if operands may change places");
         CHECK((onep_split_workspace(NULL, &p) > 0) == shapes[i].wins_exchanged, "a workspace, then");
         onep_product unlike = p;
-        unlike.a.data += 4; /* the copy engine does not read it */
-        CHECK(onep_split_wins(NULL, &unlike) == shapes[i].wins, "a not aligned");
+        unlike.a.data += 4; /* TMA does not read it */
+        CHECK(is_chosen(&unlike) == shapes[i].wins, "a not aligned");
         unlike = p;
         unlike.b_planes = memory;
-        CHECK(onep_split_wins(NULL, &unlike) == shapes[i].wins_exchanged, "b prepared");
+        CHECK(is_chosen(&unlike) == shapes[i].wins_exchanged, "b prepared");
     }
 }
 
@@ -261,17 +269,20 @@ static void test_workspaces_of_nan(void)
                 .b_rows = split_rows_of(N),
                 .c_rows = split_rows_of(M),
                 .a_swapped = across,
-                .math = ONEP_MATH_SPLIT,
-                .trial.ampere = ampere,
+                .math = ampere ? ONEP_MATH_SPLIT_SM80 : ONEP_MATH_SPLIT,
             };
             test_context("a workspace of NaN, depth %lld%s%s", (long long)k, across ? ", across" : "",
                          ampere ? ", Ampere" : "");
-            size_t bytes = onep_split_workspace(head_handle->cuda, &p);
+            size_t bytes = onep_split_workspace(onep_cuda_of(head_handle), &p);
             void *workspace = cuda_claim(bytes);
             for (int fill = 0; fill < 2; fill++) {
                 memset(workspace, fill ? 0xff : 0, bytes);
                 memset(p.c.data, 0xff, sizeof results[0]);
-                CHECK(onep_split_run(head_handle->cuda, &p, workspace) == ONEPASS_OK, "%s", onepass_last_error());
+                onep_split_plan plan;
+                int taken = 0;
+                CHECK(onep_split_plan_make(NULL, &p, workspace, &plan, &taken) == ONEPASS_OK && taken &&
+                          onep_split_run(NULL, "test", &plan) == ONEPASS_OK,
+                      "%s", onepass_last_error());
                 memcpy(results[fill], p.c.data, sizeof results[0]);
             }
             for (int j = 0; j < M * N; j++)

@@ -5,7 +5,6 @@
  * alarm turns a deadlock into a failure. Clean under ThreadSanitizer, where the parts that fork are left out.
  */
 #define _POSIX_C_SOURCE 200809L
-#include <fcntl.h>
 #include <math.h>
 #include <pthread.h>
 #include <signal.h>
@@ -14,18 +13,13 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
+#include "core/threads.h"
 #include "kl_cases.h"
-#include "threads.h"
 
-#ifdef TEST_THREAD_SANITIZED
-enum { UNDER_THREAD_SANITIZER = 1 };
-#else
-enum { UNDER_THREAD_SANITIZER = 0 };
-#endif
-
-enum { ROWS = 300, COLUMNS = 777, COUNT = ROWS * COLUMNS, DEADLOCK_SECONDS = 240 };
+enum { ROWS = 300, COLUMNS = 777, COUNT = ROWS * COLUMNS, MOST_THREADS = 9, DEADLOCK_SECONDS = 1200 };
 
 static float predictions[COUNT], targets[COUNT];
 
@@ -87,7 +81,7 @@ static result *reference_for(onep_level level)
 static void test_counts(onep_level level, const result *expected)
 {
     result *r = new_result();
-    for (int32_t threads = 1; threads <= 9; threads++) {
+    for (int32_t threads = 1; threads <= MOST_THREADS; threads++) {
         test_context("level %s, %d threads", onep_level_name(level), (int)threads);
         onepass_handle *handle = test_handle(level, threads);
         CHECK(onepass_threads(handle) == threads, "the handle has %d", (int)onepass_threads(handle));
@@ -109,7 +103,7 @@ static void test_indices(void)
     enum { MOST = 1000 };
     static _Atomic int times[MOST];
     static const int64_t counts[] = {0, 1, 2, 3, 8, 9, 100, MOST};
-    for (int32_t threads = 1; threads <= 9; threads++)
+    for (int32_t threads = 1; threads <= MOST_THREADS; threads++)
         for (size_t k = 0; k < sizeof counts / sizeof counts[0]; k++) {
             test_context("%d threads, %d indices", (int)threads, (int)counts[k]);
             onepass_handle *handle = test_handle(ONEP_SCALAR, threads);
@@ -134,7 +128,8 @@ typedef struct caller {
     int32_t threads;
     const result *expected;
     atomic_int *stop; /* NULL: a fixed number of calls */
-    int calls, wrong;
+    atomic_int calls;
+    int wrong;
 } caller;
 
 static void *call_again_and_again(void *argument)
@@ -143,8 +138,10 @@ static void *call_again_and_again(void *argument)
     onepass_handle *handle = test_handle(c->level, c->threads);
     result *r = new_result();
     int limit = test_quick() ? 4 : 20;
-    for (c->calls = 0; c->stop ? !atomic_load(c->stop) : c->calls < limit; c->calls++)
+    while (c->stop ? !atomic_load(c->stop) : atomic_load(&c->calls) < limit) {
         c->wrong += !solve(handle, r) || !same(r, c->expected);
+        atomic_fetch_add(&c->calls, 1);
+    }
     free(r);
     onepass_destroy(handle);
     return NULL;
@@ -165,9 +162,9 @@ static void join_callers(caller *callers, int count)
 {
     for (int i = 0; i < count; i++) {
         pthread_join(callers[i].thread, NULL);
-        CHECK(callers[i].calls > 0, "caller %d made no call", i);
-        CHECK(callers[i].wrong == 0, "caller %d: %d of %d calls gave other bits", i, callers[i].wrong,
-              callers[i].calls);
+        int calls = atomic_load(&callers[i].calls);
+        CHECK(calls > 0, "caller %d made no call", i);
+        CHECK(callers[i].wrong == 0, "caller %d: %d of %d calls gave other bits", i, callers[i].wrong, calls);
     }
 }
 
@@ -180,40 +177,6 @@ static void test_callers(onep_level level, const result *expected)
 }
 
 /* ---- fork -------------------------------------------------------------------------------------------------------- */
-
-static void *do_nothing(void *argument)
-{
-    return argument;
-}
-
-static void *wait_for_end_of_file(void *argument)
-{
-    char byte;
-    while (read(*(int *)argument, &byte, 1) > 0)
-        ;
-    return NULL;
-}
-
-/* Some emulators break when a child, forked beside a running thread, starts one. Tried without the library. */
-static int children_may_start_threads(void)
-{
-    int ends[2];
-    pthread_t thread;
-    if (pipe(ends) != 0 || pthread_create(&thread, NULL, wait_for_end_of_file, &ends[0]) != 0)
-        return 0;
-    fflush(stdout);
-    pid_t child = fork();
-    if (child == 0) {
-        dup2(open("/dev/null", O_WRONLY), 2);
-        _exit(pthread_create(&thread, NULL, do_nothing, NULL) != 0 || pthread_join(thread, NULL) != 0);
-    }
-    int status = -1;
-    waitpid(child, &status, 0);
-    close(ends[1]);
-    pthread_join(thread, NULL);
-    close(ends[0]);
-    return WIFEXITED(status) && WEXITSTATUS(status) == 0;
-}
 
 /* In a child: the same call with the inherited handle, and with a new one; the exit status says how it went. */
 static int child_agrees(onepass_handle *inherited, onep_level level, const result *expected)
@@ -240,6 +203,7 @@ static void test_fork(onep_level level, const result *expected)
 {
     result *r = new_result();
     onepass_handle *handle = test_handle(level, 4);
+    test_start_workers(MOST_THREADS);
     test_context("level %s, fork after a parallel call", onep_level_name(level));
     CHECK(solve(handle, r) && same(r, expected), "before the fork");
     CHECK(child_agrees(handle, level, expected), "the child's results differ");
@@ -250,6 +214,9 @@ static void test_fork(onep_level level, const result *expected)
     caller callers[OTHERS];
     atomic_int stop = 0;
     start_callers(callers, OTHERS, level, expected, &stop);
+    for (int i = 0; i < OTHERS; i++) /* as test_start_workers does */
+        while (atomic_load(&callers[i].calls) == 0)
+            nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
     for (int i = 0; i < (test_quick() ? 5 : 25); i++) {
         CHECK(child_agrees(handle, level, expected), "fork %d: the child's results differ", i);
         CHECK(solve(handle, r) && same(r, expected), "fork %d: in the parent", i);
@@ -367,10 +334,8 @@ int main(void)
         predictions[i] = (float)test_random_between(&random, 1e-3, 1);
         targets[i] = (float)test_random_between(&random, 1e-3, 1);
     }
-    int forks = !UNDER_THREAD_SANITIZER && children_may_start_threads();
-    if (!forks)
-        test_left_out("fork: %s", UNDER_THREAD_SANITIZER ? "ThreadSanitizer does not follow it"
-                                                         : "a child cannot start threads here (an emulator?)");
+    if (test_no_forks())
+        test_left_out("fork: %s", test_no_forks());
     test_indices();
     const onep_level levels[] = {ONEP_SCALAR, onep_best_level()};
     for (int i = 0; i < (levels[0] == levels[1] ? 1 : 2); i++) {
@@ -378,7 +343,7 @@ int main(void)
         result *expected = reference_for(levels[i]);
         test_counts(levels[i], expected);
         test_callers(levels[i], expected);
-        if (forks)
+        if (!test_no_forks())
             test_fork(levels[i], expected);
         test_progress(levels[i]);
         test_signals(levels[i], expected);

@@ -2,8 +2,8 @@
 """onepass with --device cuda: values against exact ones, running statistics, bench, check, what is refused.
 
 usage: test_tool_cuda.py PATH_OF_ONEPASS [DIRECTORY]. On a machine with a GPU (./dev gpu runs it there) without the
-directory. With it, its libcuda.so.1 takes the driver's place: the stand-in of driver_standin.c, which computes by
-definition. That shows what the tool copies, fetches and releases, also when memory ends; it shows nothing about kernels.
+directory. With it, its libcuda.so.1 takes the driver's place: the stand-in of driver_standin.c, which runs the kernels
+on the CPU. That shows what they compute, and what the tool copies, fetches and releases, also when memory ends.
 Standard library only; the seed is printed and $ONEPASS_TEST_SEED repeats it.
 """
 import json
@@ -15,6 +15,7 @@ sys.dont_write_bytecode = True
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import test_tool  # noqa: E402
 import test_tool_head  # noqa: E402
+import test_tool_logits  # noqa: E402
 
 STANDIN = ""
 OUT_OF_MEMORY = "CUDA_ERROR_OUT_OF_MEMORY"
@@ -23,6 +24,29 @@ OUT_OF_MEMORY = "CUDA_ERROR_OUT_OF_MEMORY"
 class Values(test_tool_head.Values):
     """Everything that is asked of the CPU."""
     device = ("--device", "cuda")
+
+
+class Losses(test_tool_logits.BenchTest):
+    """bench of losses from logits: one of each kind, since a run takes seconds with a stand-in and with a GPU."""
+    device = ("--device", "cuda")
+    kinds = (("kl", "--pred", "logits", "--target", "logits"), ("xent",),
+             ("token", "--dtype", "bf16", "--indices", "4"))
+
+    def test_bench(self):
+        for arguments in self.kinds:
+            with self.subTest(arguments=arguments):
+                self.check(self.measure(*arguments), *test_tool_logits.BENCHES[arguments])
+
+    def test_no_memory(self):
+        if not STANDIN:
+            self.skipTest("a GPU's memory does not end on demand")
+        command = ("bench", "token", "--rows", "3", "--cols", "5", "--grad", "--seconds", "0.001") + self.device
+        for claims in range(200):
+            environment = dict(os.environ, ONEPASS_STANDIN_ALLOCATIONS=str(claims))
+            if self.run_tool(*command, env=environment).returncode == 0:
+                break
+            self.bad(3, *command, env=environment, holds=(OUT_OF_MEMORY,))
+        self.assertTrue(20 <= claims < 199, claims)
 
 
 class Commands(test_tool_head.LayerTest):
@@ -42,7 +66,7 @@ class Commands(test_tool_head.LayerTest):
     def test_info(self):
         answer = json.loads(self.good("info", "--device", "cuda", "--json"))
         self.assertTrue(answer["devices"][1]["usable"])
-        if STANDIN:  # it has no copy engine
+        if STANDIN:  # it has no TMA
             self.assertEqual(answer["devices"][1]["fp32_products"], "cuBLAS")
         else:
             self.assertIn("cuBLAS", answer["devices"][1]["fp32_products"])
@@ -73,7 +97,7 @@ class Commands(test_tool_head.LayerTest):
         for name, works in (("head", 4), ("linear", 3)):
             variants = ((), ("--dtype", "bf16"), ("--dtype", "f64"), ("--grad",), ("--fp32-products", "tf32"))
             for more in variants if STANDIN else variants[1::3]:  # a GPU takes a second to start
-                answer = json.loads(self.good("bench", name, "--rows", "33", "--depth", "20", "--cols", "17",
+                answer = json.loads(self.good("bench", name, "--rows", "7", "--depth", "20", "--cols", "17",
                                               "--seconds", "0.001", "--json", *self.device, *more))
                 self.assertEqual((answer["device"], answer["isa"]), ("cuda", "cuda"))
                 rows = {row["work"]: row for row in answer["rows"]}
@@ -90,9 +114,9 @@ class Commands(test_tool_head.LayerTest):
             self.assertEqual(len(text.splitlines()), 2 + works)
 
     def test_check(self):
-        answer = json.loads(self.good("check", "--quick", "--json", *self.device, timeout=300))
+        answer = json.loads(self.good("check", "--quick", "--json", *self.device, timeout=1800))
         lines = {(line["operator"], line["dtype"]) for line in answer["lines"] if "operator" in line}
-        self.assertEqual(lines, {(name, dtype) for name in ("head", "linear")
+        self.assertEqual(lines, {(name, dtype) for name in ("cross-entropy", "divergence", "head", "linear", "token")
                                  for dtype in ("f16", "bf16", "f32", "f64")})
         self.assertEqual({line["level"] for line in answer["lines"]}, {"cuda"})
         self.assertGreater(len(answer["lines"]), len(lines))  # those of KL
@@ -133,8 +157,9 @@ class Commands(test_tool_head.LayerTest):
         """A launch that fails is the device's failure, and leaves nothing behind."""
         if not STANDIN:
             self.skipTest("a GPU does what it is told")
-        self.bad(4, "bench", "kl", "--rows", "3", "--cols", "5", "--device", "cuda",
-                 holds=("onep_read_probe", "CUDA_ERROR_NOT_SUPPORTED"))
+        for kernel in ("onep_read_probe", "onep_kl_flat_f32_0_grad"):
+            self.bad(4, "bench", "kl", "--rows", "3", "--cols", "5", "--grad", "--seconds", "0.001", "--device", "cuda",
+                     env=dict(os.environ, ONEPASS_STANDIN_REFUSES=kernel), holds=(kernel, "CUDA_ERROR_NOT_SUPPORTED"))
 
 
 def main():

@@ -162,11 +162,12 @@ static void test_tables(void)
         {{2, 16, 1}, ONEP_F16},     {{4, 16, 1}, ONEP_BF16},       {{1, 8, 1}, ONEP_BYTE},
         {{6, 8, 1}, ONEP_BYTE},     {{2, 8, 1}, ONEP_NO_TYPE},     {{2, 128, 1}, ONEP_NO_TYPE},
         {{2, 0, 1}, ONEP_NO_TYPE},  {{2, 32, 2}, ONEP_NO_TYPE},    {{2, 32, 0}, ONEP_NO_TYPE},
-        {{0, 8, 1}, ONEP_NO_TYPE},  {{0, 32, 1}, ONEP_NO_TYPE},    {{1, 16, 1}, ONEP_NO_TYPE},
+        {{0, 8, 1}, ONEP_NO_TYPE},  {{0, 16, 1}, ONEP_NO_TYPE},    {{1, 16, 1}, ONEP_NO_TYPE},
         {{6, 1, 1}, ONEP_NO_TYPE},  {{4, 32, 1}, ONEP_NO_TYPE},    {{4, 8, 1}, ONEP_NO_TYPE},
         {{3, 64, 1}, ONEP_NO_TYPE}, {{5, 64, 1}, ONEP_NO_TYPE},    {{5, 32, 1}, ONEP_NO_TYPE},
         {{10, 8, 1}, ONEP_NO_TYPE}, {{255, 255, 1}, ONEP_NO_TYPE}, {{0, 0, 0}, ONEP_NO_TYPE},
         {ONEPASS_I64, ONEP_I64},    {{0, 64, 1}, ONEP_I64},        {{1, 64, 1}, ONEP_NO_TYPE},
+        {ONEPASS_I32, ONEP_I32},    {{0, 32, 1}, ONEP_I32},        {{1, 32, 1}, ONEP_NO_TYPE},
     };
     for (size_t i = 0; i < sizeof codes / sizeof codes[0]; i++) {
         onep_type got = onep_type_of(codes[i].dtype);
@@ -177,11 +178,20 @@ static void test_tables(void)
     static const struct {
         size_t size;
         const char *name;
-    } facts[] = {{2, "float16"}, {2, "bfloat16"}, {4, "float32"}, {8, "float64"}, {1, "uint8"}, {8, "int64"}};
+    } facts[] = {{2, "float16"}, {2, "bfloat16"}, {4, "float32"}, {8, "float64"},
+                 {1, "uint8"},   {4, "int32"},    {8, "int64"}};
     for (int type = 0; type <= ONEP_I64; type++) {
         CHECK(onep_type_size((onep_type)type) == facts[type].size, "size of type %d", type);
         CHECK(strcmp(onep_type_name((onep_type)type), facts[type].name) == 0, "name of type %d", type);
     }
+
+    static const int64_t integers[] = {0, -1, 100, INT32_MAX, INT32_MIN};
+    for (int type = ONEP_I32; type <= ONEP_I64; type++)
+        for (size_t i = 0; i < sizeof integers / sizeof integers[0]; i++) {
+            char memory[1 + 8] = {0}; /* at an odd address */
+            onep_store_integer((onep_type)type, memory + 1, integers[i]);
+            CHECK(onep_load_integer((onep_type)type, memory + 1) == integers[i], "type %d, integer %zu", type, i);
+        }
 
     /* torch.promote_types */
     enum { H = ONEP_F16, B = ONEP_BF16, S = ONEP_F32, D = ONEP_F64 };

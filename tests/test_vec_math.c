@@ -1,9 +1,9 @@
 /*
- * exp and log over the vector contract keep the bounds that src/cpu/vec_math.inc states, at every level that runs here:
- * on a dense sample of all float patterns (all 2^32 with ONEPASS_TEST_EXHAUSTIVE=1) and a random one in double, with
- * every pattern near the cut-offs. Half types are converted as the plain C of src/core/types.c does it, all patterns
- * and all ties. The logarithm is for positive normal numbers only: the kernels' guard must send every other one
- * elsewhere.
+ * exp, log and their relatives over the vector contract keep the bounds that src/cpu/vec_math.inc states, at every
+ * level that runs here: on a dense sample of all float patterns (all 2^32 with ONEPASS_TEST_EXHAUSTIVE=1) and a random
+ * one in double, with every pattern near the cut-offs. Half types are converted as the plain C of src/core/types.c does
+ * it, all patterns and all ties. The logarithm is for positive normal numbers only: the kernels' guard must send every
+ * other one elsewhere.
  */
 #include <float.h>
 #include <inttypes.h>
@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "cpu/detect.h"
 #include "kl_cases.h"
 #include "vec_math_probe.inc"
 
@@ -251,6 +252,119 @@ static void test_doubles(void)
         }
 }
 
+/* ---- the relatives: functions of one argument ---------------------------------------------------------------------
+ */
+
+static long double exp_rest(long double x)
+{
+    if (fabsl(x) > 0.25L)
+        return expm1l(x) - x;
+    long double sum = 0;
+    for (int k = 24; k >= 2; k--) /* sum of x^k / k! from k = 2, by Horner's rule */
+        sum = (sum * x + 1) / k;
+    return sum * x * x;
+}
+
+static long double log1p_rest(long double u)
+{
+    if (fabsl(u) > 0.25L)
+        return u - log1pl(u);
+    long double sum = 0;
+    for (int k = 40; k >= 2; k--) /* sum of -(-u)^k / k from k = 2 */
+        sum = sum * -u + 1.0L / k;
+    return sum * u * u;
+}
+
+typedef struct relative {
+    const char *name;
+    long double (*exact)(long double x);
+    double low, high; /* of the arguments it is for, in float; the double one's low end where that is another */
+    double low_double, ulps;
+} relative;
+
+static const relative relatives[PROBE_FUNCTION_COUNT] = {
+    [PROBE_exp_below] = {"exp below 0", expl, -110, 0, -760, 1.05},
+    [PROBE_expm1] = {"exp - 1", expm1l, -110, 64, -760, 2.5},
+    [PROBE_exp_rest] = {"exp(x) - 1 - x", exp_rest, -0.5, 0.5, -0.5, 3},
+    [PROBE_log1p] = {"log(1 + x)", log1pl, -0.9999, 1, -0.9999, 2},
+    [PROBE_log1p_rest] = {"x - log(1 + x)", log1p_rest, -1 / 3.0, 1 / 3.0, -1 / 3.0, 3.5},
+    [PROBE_tanh] = {"tanh", tanhl, -30, 30, -30, 3.5},
+};
+
+/* Arguments of either sign and every size down to 2^-40 of the range, and its ends. */
+static double relative_argument(test_random *random, const relative *f, double low, int i)
+{
+    if (i < 4)
+        return i == 0 ? low : i == 1 ? f->high : i == 2 ? 0 : low / 2;
+    double end = i % 2 ? low : f->high;
+    double x = end * test_random_between(random, 0, 1);
+    return i % 3 == 0 ? ldexp(x, -(int)test_random_below(random, 40)) : x;
+}
+
+static void try_relative(int which, int k, test_random *random, record *singles, record *doubles)
+{
+    const relative *f = &relatives[which];
+    static float x[BLOCK], got[BLOCK];
+    static double xd[BLOCK], gotd[BLOCK];
+    for (int i = 0; i < BLOCK; i++) {
+        x[i] = (float)relative_argument(random, f, f->low, i);
+        x[i] = fabs((double)x[i]) > fabs((double)(x[i] < 0 ? f->low : f->high)) ? 0 : x[i]; /* rounding went beyond */
+        xd[i] = relative_argument(random, f, f->low_double, i);
+    }
+    probes[k]->f32[which](got, x, BLOCK);
+    probes[k]->f64[which](gotd, xd, BLOCK);
+    for (int i = 0; i < BLOCK; i++) {
+        note_f32(singles, (double)x[i], got[i], f->exact((long double)x[i]));
+        note_f64(doubles, xd[i], gotd[i], f->exact((long double)xd[i]));
+    }
+}
+
+static void test_relatives(void)
+{
+    for (int which = 0; which < PROBE_FUNCTION_COUNT; which++)
+        for (int k = 0; k < PROBES; k++) {
+            if (!probe_runs(k))
+                continue;
+            test_random random = test_random_stream(6);
+            record singles = {0}, doubles = {0};
+            for (int round = 0; round < (test_quick() ? 12 : 120); round++)
+                try_relative(which, k, &random, &singles, &doubles);
+            char what[64];
+            snprintf(what, sizeof what, "%s, float", relatives[which].name);
+            check_record(what, probes[k]->level, &singles, relatives[which].ulps);
+            snprintf(what, sizeof what, "%s, double", relatives[which].name);
+            check_record(what, probes[k]->level, &doubles, relatives[which].ulps);
+        }
+}
+
+/* NaN stays NaN, and a mask of -inf is 0, where kernels rely on it. */
+static void test_relatives_of_specials(void)
+{
+    static float x[PROBE_BLOCK], got[PROBE_BLOCK];
+    static double xd[PROBE_BLOCK], gotd[PROBE_BLOCK];
+    for (int i = 0; i < PROBE_BLOCK; i++) {
+        x[i] = i % 2 ? -INFINITY : NAN;
+        xd[i] = (double)x[i];
+    }
+    for (int k = 0; k < PROBES; k++) {
+        if (!probe_runs(k))
+            continue;
+        for (int which = 0; which < PROBE_FUNCTION_COUNT; which++) {
+            if (which != PROBE_exp_below && which != PROBE_expm1 && which != PROBE_tanh)
+                continue;
+            double at_infinity = which == PROBE_exp_below ? 0 : -1;
+            probes[k]->f32[which](got, x, PROBE_BLOCK);
+            probes[k]->f64[which](gotd, xd, PROBE_BLOCK);
+            test_context("level %s, %s", onep_level_name(probes[k]->level), relatives[which].name);
+            for (int i = 0; i < PROBE_BLOCK; i++) {
+                CHECK(i % 2 ? (double)got[i] == at_infinity : isnan(got[i]), "float: %g becomes %g", (double)x[i],
+                      (double)got[i]);
+                CHECK(i % 2 ? gotd[i] == at_infinity : isnan(gotd[i]), "double: %g becomes %g", xd[i], gotd[i]);
+            }
+        }
+    }
+}
+
 /* ---- log(t) - x near x = log t ----------------------------------------------------------------------------------- */
 
 static void test_near(void)
@@ -362,6 +476,7 @@ static void test_halves(void)
  */
 static void test_unfit_numbers(void)
 {
+    const kl_precision precision = kl_precision_of(CASE_VECTOR, case_f32);
     static float swept[BLOCK], fixed[BLOCK], value[BLOCK];
     static const uint32_t edges[] = {0x00000000, 0x00400000, 0x00800000, 0x01000000, 0x01400000,
                                      0x3f800000, 0x42b00000, 0x42b17218, 0x42d00000, 0x7e800000,
@@ -395,8 +510,8 @@ static void test_unfit_numbers(void)
                     for (int i = 0; i < BLOCK; i++) {
                         double prediction = (double)(sweep_targets ? fixed : swept)[i];
                         double target = (double)(sweep_targets ? swept : fixed)[i];
-                        kl_exact e = kl_exact_element((onep_kl_form)form, ONEPASS_STRICT, ONEP_F32, prediction, target,
-                                                      0x1p-24L, (long double)FLT_TRUE_MIN);
+                        kl_form passed = {ONEP_KL_LOG_PREDICTIONS(form), ONEP_KL_LOG_TARGETS(form)};
+                        kl_exact e = kl_exact_element(passed, ONEPASS_STRICT, &precision, prediction, target);
                         CHECK(test_close_in(ONEP_F32, (double)value[i], e.value, e.value_error),
                               "prediction %a, target %a: got %.9g, expected %.9Lg, allowed %.3Lg", prediction, target,
                               (double)value[i], e.value, e.value_error);
@@ -412,6 +527,8 @@ int main(void)
     test_print_levels();
     test_floats();
     test_doubles();
+    test_relatives();
+    test_relatives_of_specials();
     test_near();
     test_halves();
     test_unfit_numbers();

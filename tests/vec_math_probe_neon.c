@@ -1,6 +1,6 @@
 /* The functions test_vec_math.c looks at, at level "neon". Compiled with that level's flags, where it is built. */
 #ifdef ONEPASS_HAVE_NEON
-#include "vec_neon.h"
+#include "cpu/vec_neon.h"
 
 #define PROBE       vec_math_probe_neon
 #define PROBE_LEVEL ONEP_NEON

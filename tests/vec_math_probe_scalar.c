@@ -1,5 +1,5 @@
 /* The functions test_vec_math.c looks at, at level "scalar". Compiled with that level's flags, where it is built. */
-#include "vec_scalar.h"
+#include "cpu/vec_scalar.h"
 
 #define PROBE       vec_math_probe_scalar
 #define PROBE_LEVEL ONEP_SCALAR

@@ -1,112 +1,102 @@
-/* bench kl on a GPU. See bench_cuda.h. */
+/* bench of a loss on a GPU. See bench_cuda.h. */
 #include "bench_cuda.h"
 
-#include "handle.h"
-#include "kl_args.h"
 #include "measure_cuda.h"
 
 typedef struct cuda_bench {
     onepass_handle *handle;
-    const kl_case *problem;
+    const loss_case *problem;
     cuda_timer timer;
-    size_t bytes;           /* of one array, rounded up so that three lie aligned one after the other */
-    onep_cu_address arrays; /* predictions, targets, gradient */
-    onep_cu_address value, workspace;
-    size_t workspace_size;
+    size_t bytes;                    /* of one large array, rounded up so that they lie aligned one after the other */
+    char *arrays;                    /* of the device: predictions, targets if there are any, gradient */
+    tensor_copy copies[LOSS_ARRAYS]; /* of the small ones */
+    onepass_tensor tensors[LOSS_ARRAYS];
+    void *sum; /* of the read probe */
+    bench_calls calls;
 } cuda_bench;
 
-static onepass_tensor tensor_at(const cuda_bench *b, int array, int64_t *shape)
-{
-    return (onepass_tensor){.data = (void *)(uintptr_t)(b->arrays + (size_t)array * b->bytes),
-                            .device = b->handle->device,
-                            .ndim = 2,
-                            .dtype = element_infos[b->problem->type].dtype,
-                            .shape = shape};
-}
-
-static onepass_status run_operator(const cuda_bench *b, bool gradient)
-{
-    int64_t shape[2] = {b->problem->shape[0], b->problem->shape[1]};
-    onepass_tensor predictions = tensor_at(b, 0, shape), targets = tensor_at(b, 1, shape);
-    onepass_tensor grad_predictions = tensor_at(b, 2, shape);
-    onepass_tensor value = {
-        .data = (void *)(uintptr_t)b->value, .device = b->handle->device, .dtype = element_infos[ELEMENT_F64].dtype};
-    onepass_kl_options options = {
-        .size = sizeof options, .workspace = (void *)(uintptr_t)b->workspace, .workspace_size = b->workspace_size};
-    return kl_call_in_place(b->problem->forms, b->handle, &predictions, &targets, &options, &value,
-                            gradient ? &grad_predictions : NULL, NULL);
-}
-
-/* As many bytes as the operator moves, read and nothing else. */
+/* As many arrays as the operator reads and writes, read and nothing else. */
 static onepass_status run_plain_read(const cuda_bench *b, int arrays)
 {
-    onep_read_args args = {.data = (void *)(uintptr_t)b->arrays,
-                           .bytes = (size_t)arrays * b->bytes,
-                           .sink = (void *)(uintptr_t)(b->value + sizeof(double))};
-    unsigned grid = 2 * (unsigned)onep_cuda_multiprocessors(b->handle->cuda);
-    return onep_cuda_launch(b->handle->cuda, "bench", "onep_read_probe", grid, 512, 0, &args);
+    return onepass_read_probe(b->handle, b->arrays, (size_t)arrays * b->bytes, b->sum);
 }
 
 static onepass_status run_work(void *context, int work)
 {
     const cuda_bench *b = context;
-    switch (work) {
-    case BENCH_FLOOR_READ:
-        return run_plain_read(b, 2);
-    case BENCH_FLOOR_WRITE:
-        return run_plain_read(b, 3);
-    default:
-        return run_operator(b, work == BENCH_GRADIENT);
-    }
+    int inputs = loss_case_inputs(b->problem);
+    if (work == BENCH_FLOOR_READ || work == BENCH_FLOOR_WRITE)
+        return run_plain_read(b, work == BENCH_FLOOR_READ ? inputs : inputs + 1);
+    return bench_calls_run(&b->calls, b->handle, work == BENCH_GRADIENT);
 }
 
-static onepass_status prepare(cuda_bench *b)
+/* The large arrays one after the other, the small ones anywhere. */
+static onepass_status send(cuda_bench *b)
 {
-    const kl_case *problem = b->problem;
-    const device_memory *memory = &b->timer.memory;
-    int64_t shape[2] = {problem->shape[0], problem->shape[1]};
+    const loss_case *problem = b->problem;
+    char *at = b->arrays;
+    onepass_status status = ONEPASS_OK;
+    for (int i = 0; i < LOSS_ARRAYS && status == ONEPASS_OK; i++) {
+        if (!problem->arrays[i])
+            continue;
+        if (!loss_case_is_large(problem, i)) {
+            status = copy_send(&b->copies[i], b->handle, &problem->tensors[i]);
+            b->tensors[i] = b->copies[i].there;
+            continue;
+        }
+        b->tensors[i] = problem->tensors[i];
+        b->tensors[i].device = onepass_device_of(b->handle);
+        b->tensors[i].data = at;
+        if (i != LOSS_GRADIENT)
+            status = onepass_memory_copy(b->handle, at, problem->arrays[i], problem->bytes);
+        at += b->bytes;
+    }
+    return status;
+}
+
+static onepass_status prepare(cuda_bench *b, int first, int last, bench_result *result)
+{
+    const loss_case *problem = b->problem;
+    void *arrays = NULL;
     b->bytes = (problem->bytes + 255) / 256 * 256;
-    onepass_status status = cuda_timer_open(&b->timer, b->handle->device.id);
+    onepass_status status = cuda_timer_open(&b->timer, b->handle);
     if (status == ONEPASS_OK)
-        status = device_claim(memory, "predictions, targets and gradient", 3 * b->bytes, &b->arrays);
+        status = onepass_memory_alloc(b->handle, (size_t)(loss_case_inputs(problem) + 1) * b->bytes, &arrays);
+    b->arrays = arrays;
     if (status == ONEPASS_OK)
-        status = device_claim(memory, "value", 2 * sizeof(double), &b->value);
-    onepass_tensor predictions = tensor_at(b, 0, shape);
+        status = onepass_memory_alloc(b->handle, sizeof(double), &b->sum);
     if (status == ONEPASS_OK)
-        status = onepass_kl_workspace_size(b->handle, &predictions, NULL, &b->workspace_size);
+        status = send(b);
     if (status == ONEPASS_OK)
-        status = device_claim(memory, "workspace", b->workspace_size, &b->workspace);
-    if (status != ONEPASS_OK)
-        return status;
-    int error = memory->driver->cuMemcpyHtoD(b->arrays, problem->predictions, problem->bytes);
-    if (error == 0)
-        error = memory->driver->cuMemcpyHtoD(b->arrays + b->bytes, problem->targets, problem->bytes);
-    return device_status("bench", error);
+        status = bench_calls_make(&b->calls, b->handle, problem, b->tensors, first, last, result);
+    return status;
 }
 
 static void clean_up(cuda_bench *b)
 {
-    if (!b->timer.memory.open)
-        return;
-    device_release(&b->timer.memory, b->arrays);
-    device_release(&b->timer.memory, b->value);
-    device_release(&b->timer.memory, b->workspace);
+    for (int i = 0; i < LOSS_ARRAYS; i++)
+        copy_drop(&b->copies[i], b->handle);
+    onepass_memory_free(b->handle, b->arrays);
+    onepass_memory_free(b->handle, b->sum);
+    bench_calls_drop(&b->calls, b->handle);
     cuda_timer_close(&b->timer);
 }
 
-onepass_status bench_cuda(onepass_handle *handle, const kl_case *problem, timed_work works[BENCH_WORKS], int first,
-                          double seconds)
+onepass_status bench_cuda(onepass_handle *handle, const loss_case *problem, bench_result *result, int first, int last,
+                          const measure_rule *rule)
 {
-    static const char *const work_names[BENCH_WORKS] = {"plain read", "forward", "plain read of 3/2",
-                                                        "forward + gradient"};
+    const char *const work_names[BENCH_WORKS] = {
+        "plain read", "forward", loss_case_inputs(problem) == 2 ? "plain read of 3/2" : "plain read of 2/1",
+        "forward + gradient"};
     cuda_bench b = {.handle = handle, .problem = problem};
-    for (int i = 0; i < BENCH_WORKS; i++)
-        works[i] = (timed_work){.name = work_names[i],
-                                .bytes = (i < BENCH_FLOOR_WRITE ? 2 : 3) * (double)problem->bytes,
-                                .floor = i < BENCH_FLOOR_WRITE ? BENCH_FLOOR_READ : BENCH_FLOOR_WRITE};
-    onepass_status status = prepare(&b);
+    for (int i = first; i < last; i++)
+        result->works[i] =
+            (timed_work){.name = work_names[i],
+                         .bytes = bench_bytes(problem, i),
+                         .floor = (i < BENCH_FLOOR_WRITE ? BENCH_FLOOR_READ : BENCH_FLOOR_WRITE) - first};
+    onepass_status status = prepare(&b, first, last, result);
     if (status == ONEPASS_OK)
-        status = cuda_measure_in_turn(&b.timer, run_work, &b, works, first, BENCH_WORKS, seconds);
+        status = cuda_measure_in_turn(&b.timer, run_work, &b, result->works, first, last, rule);
     clean_up(&b);
     return status;
 }

@@ -1,17 +1,11 @@
-/*
- * See check_head.h. A unit is what rounding alone may cost an array of results: half an ulp of its largest element, and
- * of the type computed in an ulp times the root of the number of terms. What comes of a difference of numbers far
- * larger than itself, as rstd does, may lose as many times more as they are larger: the condition. A GPU multiplies
- * halves by halves: in the gradients to input and weight dy, too, is rounded to the type, and where its terms cancel
- * that shows: three half ulps there.
- */
+/* See check_head.h. */
 #include "check_head.h"
 
-#include <inttypes.h>
-#include <math.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
+
+#include "cases/head.h"
+#include "cases/linear.h"
 
 /* Each shape (B, K, N) with its reason; --quick takes the first ones. */
 static const int64_t shapes[][3] = {
@@ -25,162 +19,103 @@ static const int64_t shapes[][3] = {
 
 enum { SHAPES = sizeof shapes / sizeof shapes[0], QUICK_SHAPES = 3 };
 
-static element_type type_of(const head_case *it, int array)
+/* ---- one case ---------------------------------------------------------------------------------------------------- */
+
+typedef struct check_context {
+    check_line *line;
+    const op_case *c;
+} check_context;
+
+static int note(void *context, int passed, const char *text)
 {
-    onepass_dtype dtype = it->tensors[array].dtype;
-    int type = 0;
-    while (memcmp(&element_infos[type].dtype, &dtype, sizeof dtype) != 0)
-        type++;
-    return (element_type)type;
+    const check_context *at = context;
+    if (passed || at->line->failures++ > 0)
+        return passed;
+    char whole[1800];
+    case_describe(at->c, whole, sizeof whole);
+    for (char *end = whole; (end = strchr(end, '\n')); end++)
+        *end = ';';
+    snprintf(at->line->first, sizeof at->line->first, "%s: %.200s; %.600s", at->line->level, text, whole);
+    return passed;
 }
 
-/* The largest magnitude in an array. */
-static double largest_of(const head_case *it, int array)
+onepass_status check_one(check_line *line, op_case *c, onepass_handle *handle)
 {
-    element_type type = type_of(it, array);
-    double largest = 0;
-    for (int64_t i = 0; i < head_case_count(it, array); i++)
-        largest = fmax(largest, fabs(element_load(type, it->arrays[array], (size_t)i)));
-    return largest;
-}
-
-/* The largest distance of two arrays in units; infinite where one is not finite. */
-static double distance(const head_case *it, const head_case *reference, int array, double condition, bool on_device)
-{
-    element_type type = type_of(it, array);
-    double largest = largest_of(reference, array), off = 0;
-    /* One value for all features is a sum of what those two are made of, and may be small beside it. */
-    if (array == HEAD_CASE_GRAD_SCALE)
-        largest = fmax(largest,
-                       fmax(largest_of(reference, HEAD_CASE_GRAD_GAMMA), largest_of(reference, HEAD_CASE_GRAD_BETA)));
-    int64_t count = head_case_count(it, array);
-    for (int64_t i = 0; i < count; i++) {
-        double want = element_load(type, reference->arrays[array], (size_t)i);
-        double got = element_load(type, it->arrays[array], (size_t)i);
-        off = isfinite(got) && isfinite(want) ? fmax(off, fabs(got - want)) : (double)INFINITY;
-    }
-    double terms = sqrt((double)(it->depth + it->rows + it->columns));
-    bool made_of_halves =
-        on_device && type < ELEMENT_F32 && (array == HEAD_CASE_GRAD_INPUT || array == HEAD_CASE_GRAD_WEIGHT);
-    double roundings = made_of_halves ? 1.5 : 0.5;
-    double unit = (terms * condition * element_epsilon(it->computed) + roundings * element_epsilon(type)) * largest;
-    return off == 0 ? 0 : off / unit;
-}
-
-static void compare(head_check *line, const head_case *it, const head_case *reference, bool train, int first, int last,
-                    double condition, double most_units)
-{
-    for (int array = first; array <= last; array++) {
-        double units = distance(it, reference, array, condition, line->on_device);
-        if (!(units <= line->worst))
-            line->worst = units;
-        if (units <= most_units || line->failures++ > 0)
-            continue;
-        snprintf(line->first, sizeof line->first,
-                 "%s %s %s: %s is %.1f units from the reference's; %" PRId64 " x %" PRId64 " x %" PRId64 ", %s; seed "
-                 "%" PRIu64,
-                 line->level, line->operator_name, element_infos[it->type].name, head_case_names[array], units,
-                 it->rows, it->depth, it->columns, train ? "train" : "eval", it->seed);
-    }
-}
-
-/* What a call writes is looked at only if it did: NaN before it. */
-static void spoil(head_case *it)
-{
-    for (int array = HEAD_CASE_OUTPUT; array < HEAD_CASE_ARRAYS; array++)
-        memset(it->arrays[array], 0xff, (size_t)head_case_count(it, array) * element_infos[type_of(it, array)].size);
-}
-
-/* How much larger the terms of a result of linear may be than all that they add up to: with two of them, much. */
-static double linear_condition(const head_case *it, int array)
-{
-    double input = largest_of(it, HEAD_CASE_INPUT), weight = largest_of(it, HEAD_CASE_WEIGHT);
-    double upstream = largest_of(it, HEAD_CASE_GRAD_OUTPUT), largest = largest_of(it, array);
-    double terms = array == HEAD_CASE_OUTPUT        ? fmax(input * weight, largest_of(it, HEAD_CASE_BIAS))
-                   : array == HEAD_CASE_GRAD_INPUT  ? upstream * weight
-                   : array == HEAD_CASE_GRAD_WEIGHT ? upstream * input
-                                                    : upstream;
-    return largest > 0 ? fmax(1, terms / largest) : 1;
-}
-
-static onepass_status check_linear(head_check *line, head_case *cases[2], onepass_handle *handles[2], double most_units)
-{
+    check_context context = {line, c};
+    case_judge judge = {note, &context};
     onepass_status status = ONEPASS_OK;
-    for (int side = 0; side < 2 && status == ONEPASS_OK; side++) {
-        spoil(cases[side]);
-        status = head_case_linear(cases[side], handles[side], true);
-        if (status == ONEPASS_OK)
-            status = head_case_linear_backward(cases[side], handles[side]);
-    }
+    if (!case_expect(c, case_arithmetic_of(handle)))
+        return ONEPASS_OUT_OF_MEMORY;
+    case_call(c, handle, 0xff, &judge, &status);
     if (status != ONEPASS_OK)
         return status;
-    static const int results[] = {HEAD_CASE_OUTPUT, HEAD_CASE_GRAD_INPUT, HEAD_CASE_GRAD_WEIGHT, HEAD_CASE_GRAD_BIAS};
-    for (int i = 0; i < 4; i++)
-        compare(line, cases[1], cases[0], true, results[i], results[i], linear_condition(cases[0], results[i]),
-                most_units);
+    for (int i = 0; i < c->arguments; i++)
+        c->argument[i].worst = 0;
+    case_compare(c, &judge);
+    for (int i = 0; i < c->arguments; i++)
+        line->worst = c->argument[i].worst > line->worst ? c->argument[i].worst : line->worst;
+    line->cases++;
     return ONEPASS_OK;
 }
 
-/* The largest |mean| / sigma of a feature, and 1. */
-static double condition_of(const head_case *it)
+/* ---- linear and head --------------------------------------------------------------------------------------------- */
+
+/* What is multiplied and normalised has the line's type; parameters and statistics the one computed in. */
+static void choose_types(op_case *c, onepass_dtype type)
 {
-    double condition = 0;
-    for (int64_t j = 0; j < it->columns; j++) {
-        double mean = element_load(type_of(it, HEAD_CASE_MEAN), it->arrays[HEAD_CASE_MEAN], (size_t)j);
-        double rstd = element_load(type_of(it, HEAD_CASE_RSTD), it->arrays[HEAD_CASE_RSTD], (size_t)j);
-        condition = fmax(condition, fabs(mean * rstd));
-    }
-    return 1 + condition;
+    for (int i = 0; i < c->arguments; i++)
+        if (case_is_float(c->argument[i].dtype))
+            c->argument[i].dtype = strlen(case_shape_of(c, i)) > 1 ? type : case_computed(type);
+    case_settle(c);
 }
 
-static onepass_status check_mode(head_check *line, head_case *cases[2], onepass_handle *handles[2], bool train,
-                                 double most_units)
+static void choose_shape(op_case *c, const int64_t shape[3])
 {
+    c->leading_rank = 1;
+    c->leading[0] = c->extents['B' - 'A'] = shape[0];
+    c->extents['K' - 'A'] = shape[1];
+    c->extents['N' - 'A'] = shape[2];
+}
+
+/* On devices, too, unless none has kernels for it. */
+static onepass_status check_levels(check_line lines[], onepass_handle *const handles[], int levels, op_case *c,
+                                   bool on_devices)
+{
+    if (!case_make(c))
+        return ONEPASS_OUT_OF_MEMORY;
     onepass_status status = ONEPASS_OK;
-    for (int side = 0; side < 2 && status == ONEPASS_OK; side++) {
-        spoil(cases[side]);
-        status = head_case_forward(cases[side], handles[side], train);
-    }
-    if (status != ONEPASS_OK)
-        return status;
-    compare(line, cases[1], cases[0], train, HEAD_CASE_OUTPUT, HEAD_CASE_RSTD, condition_of(cases[0]), most_units);
-    for (int array = HEAD_CASE_OUTPUT; array <= HEAD_CASE_RSTD; array++)
-        memcpy(cases[1]->arrays[array], cases[0]->arrays[array],
-               (size_t)head_case_count(cases[0], array) * element_infos[type_of(cases[0], array)].size);
-    for (int side = 0; side < 2 && status == ONEPASS_OK; side++)
-        status = head_case_backward(cases[side], handles[side], train);
-    if (status == ONEPASS_OK)
-        compare(line, cases[1], cases[0], train, HEAD_CASE_GRAD_INPUT, HEAD_CASE_GRAD_SCALE, 1, most_units);
+    for (int level = 0; level < levels && status == ONEPASS_OK; level++)
+        if (handles[level] && (on_devices || case_arithmetic_of(handles[level]) != CASE_CUDA))
+            status = check_one(&lines[level], c, handles[level]);
     return status;
 }
 
-onepass_status check_head(head_check *line, onepass_handle *reference, onepass_handle *level, bool head, uint64_t seed,
-                          bool quick, double most_units)
+onepass_status check_layer(check_line lines[], onepass_handle *const handles[], int levels, bool head, uint64_t seed,
+                           bool quick)
 {
-    onepass_handle *handles[2] = {reference, level};
+    static const char *const operators[2][2] = {{"linear", "linear_backward"}, {"head", "head_backward"}};
+    static const char *const synchronised[] = {"head_statistics", "head_synchronised", "head_backward_sums",
+                                               "head_backward_synchronised"};
+    static op_case c;
+    onepass_dtype type = element_infos[lines[0].types[0]].dtype;
     onepass_status status = ONEPASS_OK;
-    for (int i = 0; i < (quick ? QUICK_SHAPES : SHAPES) && status == ONEPASS_OK; i++) {
-        head_case sides[2] = {{0}};
-        head_case *cases[2] = {&sides[0], &sides[1]};
-        bool made = true;
-        for (int side = 0; side < 2 && made; side++) {
-            sides[side] = (head_case){.rows = shapes[i][0],
-                                      .depth = shapes[i][1],
-                                      .columns = shapes[i][2],
-                                      .type = line->type,
-                                      .seed = seed + (uint64_t)i};
-            made = head_case_create(&sides[side]) && head_case_prepare(&sides[side], handles[side]) == ONEPASS_OK;
+    int modes = head ? 2 : 1; /* batch and running statistics */
+    int alone = 2 * modes, calls = head ? alone + 4 : alone;
+    for (int i = 0; i < (quick ? QUICK_SHAPES : SHAPES) && status == ONEPASS_OK; i++)
+        for (int which = 0; which < calls && status == ONEPASS_OK; which++) {
+            case_begin(&c, which < alone ? operators[head][which % 2] : synchronised[which - alone]);
+            choose_shape(&c, shapes[i]);
+            if (head && which < alone)
+                c.options[HEAD_STATISTICS] = which / 2;
+            for (int family = 0; family < c.definition->families && status == ONEPASS_OK; family++) {
+                if (i >= QUICK_SHAPES && family != (i + which) % c.definition->families)
+                    continue; /* large ones take turns */
+                c.family = family;
+                c.amount = family == HEAD_MEANS ? 100 : 0;
+                c.seed = seed + (uint64_t)i;
+                choose_types(&c, type);
+                status = check_levels(lines, handles, levels, &c, which < alone);
+            }
         }
-        if (!made)
-            status = ONEPASS_OUT_OF_MEMORY;
-        else if (!head)
-            status = check_linear(line, cases, handles, most_units);
-        else
-            for (int train = 0; train < 2 && status == ONEPASS_OK; train++)
-                status = check_mode(line, cases, handles, train, most_units);
-        line->cases += head ? 2 : 1;
-        head_case_destroy(&sides[0]);
-        head_case_destroy(&sides[1]);
-    }
     return status;
 }

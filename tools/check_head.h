@@ -1,23 +1,30 @@
 /*
- * onepass check, for linear and head: every level against the reference on the same inputs, forward in both modes and
- * backward. Backward of both sides is given what the reference stored, so that it is compared by itself.
+ * onepass check, for linear and head: every level against the exact results of cases/, forward in both modes and
+ * backward.
  */
 #ifndef TOOL_CHECK_HEAD_H
 #define TOOL_CHECK_HEAD_H
 
-#include "head_case.h"
+#include <stdbool.h>
 
-typedef struct head_check {
-    const char *operator_name, *level;
-    element_type type;
-    bool on_device; /* the level is a GPU */
+#include "cases/case.h"
+#include "element.h"
+
+/* One line of the answer: a level, an operator and its types. */
+typedef struct check_line {
+    const char *level;
+    const char *operator_name; /* NULL: KL divergence */
+    element_type types[2];     /* of predictions and targets; the first of linear and head */
     int64_t cases, failures;
-    double worst;    /* units */
-    char first[400]; /* what the first failure was */
-} head_check;
+    double worst;    /* the largest share of what is allowed */
+    char first[900]; /* what the first failure was */
+} check_line;
 
-/* One line: a level and the reference, one type; `head` or linear. */
-onepass_status check_head(head_check *line, onepass_handle *reference, onepass_handle *level, bool head, uint64_t seed,
-                          bool quick, double most_units);
+/* The case at a level: one more of the line. The status is the library's. */
+onepass_status check_one(check_line *line, op_case *c, onepass_handle *handle);
+
+/* Linear or head in one type: a line per level, NULL handles are left out. */
+onepass_status check_layer(check_line lines[], onepass_handle *const handles[], int levels, bool head, uint64_t seed,
+                           bool quick);
 
 #endif

@@ -10,14 +10,15 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "call.h"
 #include "clock.h"
 #include "commands.h"
-#include "device_memory.h"
+#include "device.h"
 #include "files.h"
 #include "json.h"
-#include "layer_call.h"
 #include "message.h"
 #include "progress.h"
+#include "room.h"
 
 enum { INPUT, WEIGHT, BIAS, GAMMA, BETA, SCALE, RUNNING_MEAN, RUNNING_VAR, INPUTS };
 enum { OUTPUT, MEAN_OUT, VAR_OUT, OUTPUTS };
@@ -33,9 +34,8 @@ typedef struct layer_job {
     onepass_handle *handle;
     element_type type; /* of the output */
     bool one_scale;    /* --scale is a number */
-    double scale;
+    double scale, momentum;
     int64_t batches;
-    void *workspace; /* of the CPU */
     double seconds;
 } layer_job;
 
@@ -53,11 +53,12 @@ static bool is_cumulative(const layer_job *job)
 static int check_momentum(layer_job *job)
 {
     const parsed_options *options = job->options;
-    char *end;
-    const char *text = options_text(options, "momentum");
-    double momentum = strtod(text, &end);
-    if (!is_cumulative(job) && (!*text || *end || !isfinite(momentum)))
-        return message_error(EXIT_USAGE, "--momentum: \"%s\" is not a finite number, or none", text);
+    int code = 0;
+    if (!is_cumulative(job))
+        code = options_check_real("--momentum", options_text(options, "momentum"), -HUGE_VAL, HUGE_VAL, ", or none",
+                                  &job->momentum);
+    if (code)
+        return code;
     if (options_given(options, "batches") && !is_cumulative(job))
         return message_error(EXIT_USAGE, "--batches: %s; it goes with --momentum none",
                              options_text(options, "batches"));
@@ -97,6 +98,9 @@ static int check_options(layer_job *job)
     if (!job->output_paths[OUTPUT])
         return message_error(EXIT_USAGE, "-o OUT.npy is missing; the result is an array");
     code = job->head ? check_momentum(job) : 0;
+    if (code == 0 && job->one_scale)
+        code = options_check_real("--scale", options_text(job->options, "scale"), -HUGE_VAL, HUGE_VAL, ", or a file",
+                                  &job->scale);
     if (code == 0 && job->head)
         code = check_statistics(job);
     if (code)
@@ -209,68 +213,56 @@ static int create_handle(layer_job *job)
     return status == ONEPASS_OK ? 0 : message_library_error(status);
 }
 
-/* Room for the call; false after the library, or the system, has refused. */
-static int claim_workspace(layer_job *job, onepass_status status, size_t bytes)
+static const onepass_tensor *given(const layer_job *job, const onepass_tensor *in, int which)
 {
-    if (status != ONEPASS_OK)
-        return message_library_error(status);
-    job->workspace = malloc(bytes ? bytes : 1);
-    return job->workspace ? 0 : message_error(EXIT_INPUT, "no memory for a workspace of %zu bytes", bytes);
+    return job->input_paths[which] ? &in[which] : NULL;
 }
 
-static int compute_linear(layer_job *job, onepass_tensor *in, onepass_tensor *out)
+static tool_call linear_call(const layer_job *job, const onepass_tensor *in, const onepass_tensor *out)
+{
+    tool_call call = call_of("linear");
+    call_tensor(&call, "input", &in[INPUT]);
+    call_tensor(&call, "weight", &in[WEIGHT]);
+    call_tensor(&call, "bias", given(job, in, BIAS));
+    call_tensor(&call, "output", &out[OUTPUT]);
+    return call;
+}
+
+/* The running statistics are read without --train; with it they are updated in their new files, or not there. */
+static tool_call head_call(const layer_job *job, const onepass_tensor *in, const onepass_tensor *out,
+                           const onepass_tensor *scale, const onepass_tensor *counter)
+{
+    bool updates = job->train && job->output_paths[MEAN_OUT], cumulative = job->train && is_cumulative(job);
+    tool_call call = call_of("head");
+    call_tensor(&call, "input", &in[INPUT]);
+    call_tensor(&call, "weight", &in[WEIGHT]);
+    call_tensor(&call, "options.bias", given(job, in, BIAS));
+    call_tensor(&call, "options.gamma", given(job, in, GAMMA));
+    call_tensor(&call, "options.beta", given(job, in, BETA));
+    call_tensor(&call, "options.scale", job->one_scale ? scale : given(job, in, SCALE));
+    if (!job->train || updates) {
+        call_tensor(&call, "options.running_mean", updates ? &out[MEAN_OUT] : &in[RUNNING_MEAN]);
+        call_tensor(&call, "options.running_var", updates ? &out[VAR_OUT] : &in[RUNNING_VAR]);
+    }
+    call_tensor(&call, "options.batches_tracked", cumulative ? counter : NULL);
+    call_tensor(&call, "output", &out[OUTPUT]);
+    call_option(&call, "options.statistics", job->train ? ONEPASS_BATCH_STATISTICS : ONEPASS_RUNNING_STATISTICS);
+    call_option(&call, "options.cumulative", cumulative);
+    call_option(&call, "options.eps", options_real(job->options, "eps"));
+    call_option(&call, "options.momentum", job->train && !cumulative ? job->momentum : 0);
+    return call;
+}
+
+/* On the CPU the workspace must be there to be filled; a device says so itself. */
+static int check_room(const layer_job *job, const tool_call *call)
 {
     size_t bytes = 0;
-    onepass_status status = ONEPASS_OK;
-    if (!layer_is_copied(job->handle, &in[INPUT]))
-        status = onepass_linear_workspace_size(job->handle, &in[INPUT], &in[WEIGHT], &bytes);
-    int code = claim_workspace(job, status, bytes);
-    if (code)
-        return code;
-    double begun = clock_seconds();
-    status = linear_call(job->handle, &in[INPUT], &in[WEIGHT], job->input_paths[BIAS] ? &in[BIAS] : NULL, &out[OUTPUT],
-                         job->workspace, bytes);
-    job->seconds = clock_seconds() - begun;
-    return status == ONEPASS_OK ? 0 : message_library_error(status);
-}
-
-static int compute_head(layer_job *job, onepass_tensor *in, onepass_tensor *out)
-{
-    const onepass_tensor scale = {.data = &job->scale, .device = {ONEPASS_CPU, 0}, .dtype = ONEPASS_F64};
-    const onepass_tensor counter = {.data = &job->batches, .device = {ONEPASS_CPU, 0}, .dtype = ONEPASS_I64};
-    bool updates = job->train && job->output_paths[MEAN_OUT], cumulative = job->train && is_cumulative(job);
-    onepass_head_options options = {
-        .size = sizeof options,
-        .statistics = job->train ? ONEPASS_BATCH_STATISTICS : ONEPASS_RUNNING_STATISTICS,
-        .cumulative = cumulative,
-        .eps = options_real(job->options, "eps"),
-        .momentum = job->train && !cumulative ? strtod(options_text(job->options, "momentum"), NULL) : 0,
-        .bias = job->input_paths[BIAS] ? &in[BIAS] : NULL,
-        .gamma = job->input_paths[GAMMA] ? &in[GAMMA] : NULL,
-        .beta = job->input_paths[BETA] ? &in[BETA] : NULL,
-        .scale = job->one_scale            ? &scale
-                 : job->input_paths[SCALE] ? &in[SCALE]
-                                           : NULL,
-        .running_mean = updates      ? &out[MEAN_OUT]
-                        : job->train ? NULL
-                                     : &in[RUNNING_MEAN],
-        .running_var = updates      ? &out[VAR_OUT]
-                       : job->train ? NULL
-                                    : &in[RUNNING_VAR],
-        .batches_tracked = cumulative ? &counter : NULL,
-    };
-    onepass_status status = ONEPASS_OK;
-    if (!layer_is_copied(job->handle, &in[INPUT]))
-        status = onepass_head_workspace_size(job->handle, &in[INPUT], &in[WEIGHT], &options, &out[OUTPUT], NULL,
-                                             &options.workspace_size);
-    int code = claim_workspace(job, status, options.workspace_size);
-    if (code)
-        return code;
-    options.workspace = job->workspace;
-    double begun = clock_seconds();
-    status = head_call(job->handle, &in[INPUT], &in[WEIGHT], &options, &out[OUTPUT], NULL, NULL, NULL);
-    job->seconds = clock_seconds() - begun;
-    return status == ONEPASS_OK ? 0 : message_library_error(status);
+    if (job->device.type != ONEPASS_CPU)
+        return 0;
+    onepass_status status = call_workspace_size(call, job->handle, &bytes);
+    if (status != ONEPASS_OK)
+        return message_library_error(status);
+    return room_for(bytes) ? 0 : message_error(EXIT_INPUT, "no memory for a workspace of %zu bytes", bytes);
 }
 
 static int compute(layer_job *job)
@@ -280,10 +272,18 @@ static int compute(layer_job *job)
         in[i] = input_tensor(&job->inputs[i]);
     for (int i = 0; i < OUTPUTS; i++)
         out[i] = output_tensor(&job->outputs[i]);
+    const onepass_tensor scale = {.data = &job->scale, .device = {ONEPASS_CPU, 0}, .dtype = ONEPASS_F64};
+    const onepass_tensor counter = {.data = &job->batches, .device = {ONEPASS_CPU, 0}, .dtype = ONEPASS_I64};
+    tool_call call = job->head ? head_call(job, in, out, &scale, &counter) : linear_call(job, in, out);
+    int code = check_room(job, &call);
+    if (code)
+        return code;
     progress_begin(job->head ? "head" : "linear", options_given(job->options, "quiet"));
-    int code = job->head ? compute_head(job, in, out) : compute_linear(job, in, out);
+    double begun = clock_seconds();
+    onepass_status status = call_run(&call, job->handle);
+    job->seconds = clock_seconds() - begun;
     progress_clear();
-    return code;
+    return status == ONEPASS_OK ? 0 : message_library_error(status);
 }
 
 /* ---- the result -------------------------------------------------------------------------------------------------- */
@@ -300,7 +300,7 @@ static void print_json(const layer_job *job)
         if (is_cumulative(job) && job->train)
             json_integer(&json, "batches", job->batches);
     }
-    layer_print_device(&json, job->handle, job->options);
+    device_print_json(&json, job->handle, job->options);
     json_number(&json, "seconds", job->seconds);
     json_strings(&json, "written", OUTPUTS, job->output_paths);
     json_end(&json);
@@ -340,7 +340,6 @@ static int finish(layer_job *job)
     int code = run(job);
     outputs_close(job->outputs, OUTPUTS);
     inputs_close(job->inputs, INPUTS);
-    free(job->workspace);
     onepass_destroy(job->handle);
     return code;
 }
@@ -354,13 +353,9 @@ int command_head(const parsed_options *options)
         job.input_paths[i] = options_text(options, input_options[i]);
     for (int i = 0; i < OUTPUTS; i++)
         job.output_paths[i] = options_text(options, output_options[i]);
-    if (job.input_paths[SCALE]) { /* a number, or the name of a file */
-        char *end;
-        job.scale = strtod(job.input_paths[SCALE], &end);
-        job.one_scale = end != job.input_paths[SCALE] && !*end;
-        if (job.one_scale)
-            job.input_paths[SCALE] = NULL;
-    }
+    job.one_scale = job.input_paths[SCALE] && options_looks_real(job.input_paths[SCALE]); /* otherwise a file's name */
+    if (job.one_scale)
+        job.input_paths[SCALE] = NULL;
     return finish(&job);
 }
 

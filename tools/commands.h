@@ -5,11 +5,13 @@
 #include "options.h"
 
 int command_kl(const parsed_options *options);
+int command_xent(const parsed_options *options);
 int command_head(const parsed_options *options);
 int command_linear(const parsed_options *options);
 int command_info(const parsed_options *options);
 int command_check(const parsed_options *options);
 int command_bench(const parsed_options *options);
+int command_sweep(const parsed_options *options);
 int command_demo(const parsed_options *options);
 
 #endif

@@ -22,11 +22,36 @@ static void put_quoted(FILE *stream, const char *text, const char *special)
     }
 }
 
+/* "bench sweep": a command whose first word is one, too. Its second word, or NULL. */
+static const char *second_word(int command)
+{
+    const char *space = strchr(command_specs[command].name, ' ');
+    return space ? space + 1 : NULL;
+}
+
+/* The words that make of a command another one. */
+static void put_second_words(FILE *stream, int command)
+{
+    size_t length = strlen(command_specs[command].name);
+    for (int other = 0; other < COMMANDS; other++)
+        if (second_word(other) && (size_t)(second_word(other) - command_specs[other].name) == length + 1 &&
+            memcmp(command_specs[other].name, command_specs[command].name, length) == 0)
+            fprintf(stream, " %s", second_word(other));
+}
+
+/* Those of two words, each in single quotes. */
+static void put_long_names(FILE *stream)
+{
+    for (int command = 0; command < COMMANDS; command++)
+        if (second_word(command))
+            fprintf(stream, " '%s'", command_specs[command].name);
+}
+
 /* ---- bash: where a script answers nothing, bash offers files ----------------------------------------------------- */
 
 static void bash_command(FILE *stream, int command)
 {
-    fprintf(stream, "    %s)\n", command_specs[command].name);
+    fprintf(stream, "    '%s')\n", command_specs[command].name);
     fputs("        options='", stream);
     for (size_t row = 0; row < option_count; row++)
         if (option_applies(&option_specs[row], command, false))
@@ -42,6 +67,7 @@ static void bash_command(FILE *stream, int command)
         if (option_applies(&option_specs[row], command, true) && option_specs[row].choices) {
             fprintf(stream, "        %s) words='", command_specs[command].name);
             put_words(stream, option_specs[row].choices);
+            put_second_words(stream, command);
             fputs("' ;;\n", stream);
         }
     fputs("        esac ;;\n", stream);
@@ -51,13 +77,19 @@ static void bash_script(FILE *stream)
 {
     fputs("# bash completion for onepass, made by: onepass completion bash\n_onepass()\n{\n"
           "    local current=${COMP_WORDS[COMP_CWORD]} previous=${COMP_WORDS[COMP_CWORD-1]} options='' words=''\n"
-          "    case ${COMP_WORDS[1]} in\n",
+          "    local command=${COMP_WORDS[1]} long\n    for long in",
           stream);
+    put_long_names(stream);
+    fputs(
+        "; do\n        [[ $COMP_CWORD -gt 2 && $command\\ ${COMP_WORDS[2]} == \"$long\" ]] && command=$long\n    done\n"
+        "    case $command in\n",
+        stream);
     for (int command = 0; command < COMMANDS; command++)
         bash_command(stream, command);
     fputs("    esac\n    if [[ $COMP_CWORD -eq 1 ]]; then\n        words='", stream);
     for (int command = 0; command < COMMANDS; command++)
-        fprintf(stream, "%s ", command_specs[command].name);
+        if (!second_word(command))
+            fprintf(stream, "%s ", command_specs[command].name);
     fputs("--help --version'\n    elif [[ $current == -* ]]; then\n        words=$options\n    fi\n"
           "    mapfile -t COMPREPLY < <(compgen -W \"$words\" -- \"$current\")\n}\n"
           "complete -o default -F _onepass onepass\n",
@@ -67,7 +99,7 @@ static void bash_script(FILE *stream)
 /* ---- zsh --------------------------------------------------------------------------------------------------------- */
 
 /* ":name:action": what may stand where a value is expected. */
-static void zsh_value(FILE *stream, const option_spec *spec)
+static void zsh_value(FILE *stream, int command, const option_spec *spec)
 {
     fputc(':', stream);
     put_quoted(stream, spec->argument ? spec->argument : spec->name, "[]:\\");
@@ -75,13 +107,15 @@ static void zsh_value(FILE *stream, const option_spec *spec)
     if (spec->choices) {
         fputc('(', stream);
         put_words(stream, spec->choices);
+        if (spec->positional)
+            put_second_words(stream, command);
         fputc(')', stream);
     } else if (spec->kind == OPTION_FILE) {
         fputs("_files", stream);
     }
 }
 
-static void zsh_option(FILE *stream, const option_spec *spec)
+static void zsh_option(FILE *stream, int command, const option_spec *spec)
 {
     fputs(" \\\n            ", stream);
     if (spec->positional) {
@@ -95,7 +129,7 @@ static void zsh_option(FILE *stream, const option_spec *spec)
         fputc(']', stream);
     }
     if (spec->kind != OPTION_FLAG)
-        zsh_value(stream, spec);
+        zsh_value(stream, command, spec);
     fputc('\'', stream);
 }
 
@@ -105,19 +139,26 @@ static void zsh_script(FILE *stream)
           "    local -a commands=(\n",
           stream);
     for (int command = 0; command < COMMANDS; command++) {
+        if (second_word(command))
+            continue;
         fprintf(stream, "        '%s:", command_specs[command].name);
         put_quoted(stream, command_specs[command].summary, ":\\");
         fputs("'\n", stream);
     }
     fputs("    )\n    if (( CURRENT == 2 )); then\n        _describe command commands\n        return\n    fi\n"
-          "    local command=$words[2]\n    shift words\n    (( CURRENT-- ))\n    case $command in\n",
+          "    local command=$words[2] long\n    for long in",
+          stream);
+    put_long_names(stream);
+    fputs("; do\n        if (( CURRENT > 3 )) && [[ \"$words[2] $words[3]\" == \"$long\" ]]; then\n"
+          "            command=$long\n            shift words\n            (( CURRENT-- ))\n        fi\n    done\n"
+          "    shift words\n    (( CURRENT-- ))\n    case $command in\n",
           stream);
     for (int command = 0; command < COMMANDS; command++) {
-        fprintf(stream, "    %s)\n        _arguments", command_specs[command].name);
+        fprintf(stream, "    '%s')\n        _arguments", command_specs[command].name);
         for (int positional = 1; positional >= 0; positional--)
             for (size_t row = 0; row < option_count; row++)
                 if (option_applies(&option_specs[row], command, positional))
-                    zsh_option(stream, &option_specs[row]);
+                    zsh_option(stream, command, &option_specs[row]);
         fputs(" ;;\n", stream);
     }
     fputs("    esac\n}\n"
@@ -145,6 +186,8 @@ static void fish_option(FILE *stream, int command, const option_spec *spec)
     if (spec->choices) {
         fputs(" -a '", stream);
         put_words(stream, spec->choices);
+        if (spec->positional)
+            put_second_words(stream, command);
         fputc('\'', stream);
     }
     fputs(" -d '", stream);
@@ -155,15 +198,20 @@ static void fish_option(FILE *stream, int command, const option_spec *spec)
 static void fish_script(FILE *stream)
 {
     fputs("# fish completion for onepass, made by: onepass completion fish\n"
-          "function __onepass_command\n    set -l words (commandline -opc)\n"
-          "    test (count $words) -ge 2; and test $words[2] = $argv[1]\nend\n"
+          "function __onepass_command\n    set -l words (commandline -opc) '' ''\n    set -l command $words[2]\n"
+          "    contains -- \"$words[2] $words[3]\"",
+          stream);
+    put_long_names(stream);
+    fputs("\n    and set command \"$words[2] $words[3]\"\n    test \"$command\" = \"$argv\"\nend\n"
           "complete -c onepass -f\n"
           "complete -c onepass -n __fish_use_subcommand -l version -d 'Says which onepass this is.'\n",
           stream);
     for (int command = 0; command < COMMANDS; command++) {
-        fprintf(stream, "complete -c onepass -n __fish_use_subcommand -a %s -d '", command_specs[command].name);
-        put_quoted(stream, command_specs[command].summary, "\\");
-        fputs("'\n", stream);
+        if (!second_word(command)) {
+            fprintf(stream, "complete -c onepass -n __fish_use_subcommand -a %s -d '", command_specs[command].name);
+            put_quoted(stream, command_specs[command].summary, "\\");
+            fputs("'\n", stream);
+        }
         for (size_t row = 0; row < option_count; row++)
             if (option_specs[row].commands >> command & 1)
                 fish_option(stream, command, &option_specs[row]);

@@ -8,6 +8,7 @@ const element_info element_infos[ELEMENT_TYPES] = {
     [ELEMENT_F16] = {"f16", "<f2", 2, ONEPASS_F16},  [ELEMENT_BF16] = {"bf16", "|V2", 2, ONEPASS_BF16},
     [ELEMENT_F32] = {"f32", "<f4", 4, ONEPASS_F32},  [ELEMENT_F64] = {"f64", "<f8", 8, ONEPASS_F64},
     [ELEMENT_BOOL] = {"bool", "|b1", 1, ONEPASS_B8}, [ELEMENT_U8] = {"u8", "|u1", 1, ONEPASS_U8},
+    [ELEMENT_I32] = {"i32", "<i4", 4, ONEPASS_I32},  [ELEMENT_I64] = {"i64", "<i8", 8, ONEPASS_I64},
 };
 
 /* Bits of the significand after the point, and the exponent of 1. */

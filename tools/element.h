@@ -18,6 +18,8 @@ typedef enum element_type {
     ELEMENT_FLOATS, /* the types before this one are floating point */
     ELEMENT_BOOL = ELEMENT_FLOATS,
     ELEMENT_U8,
+    ELEMENT_I32, /* labels */
+    ELEMENT_I64,
     ELEMENT_TYPES,
 } element_type;
 

@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "message.h"
+#include "room.h"
 #include "temporary.h"
 
 static bool is_dash(const char *path)
@@ -57,7 +58,7 @@ static int fill(input_file *file, int descriptor, size_t *capacity, size_t wante
     while (file->size < wanted) {
         if (file->size == *capacity) {
             size_t larger = *capacity < 1 << 16 ? 1 << 16 : 2 * *capacity;
-            unsigned char *grown = realloc(file->bytes, larger);
+            unsigned char *grown = room_for(larger - *capacity) ? realloc(file->bytes, larger) : NULL;
             if (!grown)
                 return message_error(EXIT_INPUT, "%s: no memory for %zu bytes", input_name(file), larger);
             file->bytes = grown;
@@ -191,10 +192,35 @@ typedef struct identity {
     const char *name;
 } identity;
 
+/* The directory that a path is in: how much of the path is its name, and the part after it. */
+static const char *split_path(const char *path, char directory[FILES_MAX_PATH])
+{
+    const char *slash = strrchr(path, '/');
+    snprintf(directory, FILES_MAX_PATH, "%.*s", slash ? (int)(slash - path) + 1 : 1, slash ? path : ".");
+    return slash ? slash + 1 : path;
+}
+
+/* Whether a new file can take the name of `path`, links resolved, as far as that can be known beforehand. */
+static int check_directory(const char *path, const char *target, const struct stat *existing)
+{
+    struct stat status;
+    char directory[FILES_MAX_PATH];
+    const char *name = split_path(target, directory);
+    if (!*name || stat(directory, &status) != 0)
+        return message_error(EXIT_INPUT, "%s: cannot be written: its directory does not exist", path);
+    if (access(directory, W_OK | X_OK) != 0)
+        return message_error(EXIT_INPUT, "%s: cannot be written: its directory: %s", path, strerror(errno));
+    if (existing && existing->st_dev != status.st_dev)
+        return message_error(EXIT_INPUT, "%s: is a mount point; it cannot be replaced", path);
+    return 0;
+}
+
 static int identify(const char *path, identity *found)
 {
     struct stat status;
     *found = (identity){.name = path};
+    char target[FILES_MAX_PATH];
+    int code = 0;
     if (stat(path, &status) == 0) {
         if (S_ISDIR(status.st_mode))
             return message_error(EXIT_INPUT, "%s: is a directory; an output must be a file", path);
@@ -202,21 +228,31 @@ static int identify(const char *path, identity *found)
             return message_error(EXIT_INPUT, "%s: cannot be written: %s", path, strerror(errno));
         found->exists = true;
         found->shareable = S_ISCHR(status.st_mode);
+        if (S_ISREG(status.st_mode) && realpath(path, target))
+            code = check_directory(path, target, &status);
     } else {
         if (errno != ENOENT)
             return message_error(EXIT_INPUT, "%s: cannot be written: %s", path, strerror(errno));
         if (lstat(path, &status) == 0)
             return message_error(EXIT_INPUT, "%s: is a link to nothing; an output must be a file", path);
-        const char *slash = strrchr(path, '/');
-        found->name = slash ? slash + 1 : path;
-        char directory[FILES_MAX_PATH];
-        snprintf(directory, sizeof directory, "%.*s", slash ? (int)(slash - path) + 1 : 1, slash ? path : ".");
-        if (!*found->name || stat(directory, &status) != 0)
-            return message_error(EXIT_INPUT, "%s: cannot be written: its directory does not exist", path);
+        code = check_directory(path, path, NULL);
+        found->name = split_path(path, target);
+        if (code == 0 && stat(target, &status) != 0)
+            code = message_error(EXIT_INPUT, "%s: cannot be written: %s", path, strerror(errno));
     }
     found->device = status.st_dev;
     found->inode = status.st_ino;
-    return 0;
+    return code;
+}
+
+/* A file that stdout goes to: it would lose its name to an output, and what is printed with it. */
+static bool identify_stdout(identity *found)
+{
+    struct stat status;
+    if (fstat(STDOUT_FILENO, &status) != 0 || !S_ISREG(status.st_mode))
+        return false;
+    *found = (identity){.exists = true, .device = status.st_dev, .inode = status.st_ino};
+    return true;
 }
 
 static bool same_file(const identity *a, const identity *b)
@@ -227,7 +263,8 @@ static bool same_file(const identity *a, const identity *b)
 
 int output_check(const char *const paths[], int count, const input_file inputs[], int input_count)
 {
-    identity found[8];
+    identity found[8], standard = {0};
+    bool to_file = identify_stdout(&standard);
     for (int i = 0; i < count; i++) {
         if (!paths[i])
             continue;
@@ -239,6 +276,8 @@ int output_check(const char *const paths[], int count, const input_file inputs[]
         int code = identify(paths[i], &found[i]);
         if (code)
             return code;
+        if (to_file && same_file(&found[i], &standard))
+            return message_error(EXIT_USAGE, "%s: the same file as stdout; each output needs its own", paths[i]);
         for (int k = 0; k < i; k++)
             if (paths[k] && !is_dash(paths[k]) && same_file(&found[i], &found[k]))
                 return message_error(EXIT_USAGE, "%s: the same file as the output %s; each output needs its own",
@@ -308,6 +347,20 @@ static void output_close(output_file *file)
     file->kind = OUTPUT_NONE;
 }
 
+/* Room for file->size bytes, mapped or allocated. */
+static int claim(output_file *file)
+{
+    struct stat status;
+    int code = 0;
+    if (!is_dash(file->path) && (stat(file->path, &status) != 0 || S_ISREG(status.st_mode)))
+        code = open_replacement(file);
+    if (code == 0 && !file->mapped && !(file->bytes = room_for(file->size) ? malloc(file->size) : NULL))
+        code = cannot_write(file, ENOMEM);
+    if (code)
+        output_close(file);
+    return code;
+}
+
 int output_open(output_file *file, const char *path, element_type type, int rank, const int64_t *shape)
 {
     *file = (output_file){.path = path, .kind = OUTPUT_STREAM, .descriptor = -1};
@@ -316,19 +369,21 @@ int output_open(output_file *file, const char *path, element_type type, int rank
         return message_error(EXIT_INPUT, "%s: shape %s of %s is too large; its size in bytes must be below 2^63", path,
                              npy_shape_text(text, rank, shape), element_infos[type].name);
     file->size = file->header.data_offset + file->header.data_bytes;
-    struct stat status;
-    int code = 0;
-    if (!is_dash(path) && (stat(path, &status) != 0 || S_ISREG(status.st_mode)))
-        code = open_replacement(file);
-    if (code == 0 && !file->mapped && !(file->bytes = malloc(file->size)))
-        code = cannot_write(file, ENOMEM);
+    int code = claim(file);
     if (code == 0) {
         unsigned char header[NPY_MAX_WRITTEN];
         npy_write_header(&file->header, header);
         memcpy(file->bytes, header, file->header.data_offset);
-    } else {
-        output_close(file);
     }
+    return code;
+}
+
+int output_open_bytes(output_file *file, const char *path, const void *bytes, size_t size)
+{
+    *file = (output_file){.path = path, .kind = OUTPUT_STREAM, .descriptor = -1, .size = size};
+    int code = claim(file);
+    if (code == 0)
+        memcpy(file->bytes, bytes, size);
     return code;
 }
 
@@ -368,9 +423,8 @@ static int output_seal(output_file *file)
     if (!file->mapped)
         error = write_all(descriptor, file->bytes, file->size);
     output_release(file);
-    if (descriptor != STDOUT_FILENO && close(descriptor) != 0 && !error)
+    if (file->kind == OUTPUT_STREAM && descriptor != STDOUT_FILENO && close(descriptor) != 0 && !error)
         error = errno;
-    file->descriptor = -1;
     return error ? cannot_write(file, error) : 0;
 }
 
@@ -386,15 +440,29 @@ int outputs_seal(output_file outputs[], int count)
 
 int outputs_publish(output_file outputs[], int count)
 {
-    if (fflush(stdout) != 0)
+    if (fflush(stdout) != 0 || ferror(stdout)) /* a flush of the last part knows nothing of those before it */
         return message_error(EXIT_INPUT, "stdout: could not be written; no file was");
+    output_file *files[TEMPORARY_MOST];
+    const char *targets[TEMPORARY_MOST];
+    int ids[TEMPORARY_MOST], file_count = 0;
     for (int i = 0; i < count; i++) {
         if (outputs[i].kind != OUTPUT_REPLACE)
             continue;
-        if (temporary_rename(outputs[i].temporary_id, outputs[i].target) != 0)
+        int finished = temporary_finish(outputs[i].temporary_id, outputs[i].descriptor);
+        outputs[i].descriptor = -1;
+        if (finished != 0)
             return cannot_write(&outputs[i], errno);
-        outputs[i].kind = OUTPUT_NONE;
+        files[file_count] = &outputs[i];
+        targets[file_count] = outputs[i].target;
+        ids[file_count++] = outputs[i].temporary_id;
     }
+    bool undone;
+    int published = temporary_publish(ids, targets, file_count, &undone);
+    if (published < file_count)
+        return message_error(EXIT_INPUT, "%s: cannot be replaced: %s; %s", files[published]->path, strerror(errno),
+                             undone ? "no file was" : "other outputs of this call are");
+    for (int i = 0; i < file_count; i++)
+        files[i]->kind = OUTPUT_NONE;
     return 0;
 }
 

@@ -1,8 +1,8 @@
 /*
  * .npy files as memory. Inputs are mapped read-only (pipes are read); outputs are built in a temporary file beside
- * their target, mapped as well, and take its name only when everything has succeeded. Until then nothing that exists is
- * changed; on failure, and on a signal, the temporary file is removed. Never holds a second copy of an array that can
- * be mapped.
+ * their target, mapped as well, and take their names together, only when everything has succeeded. Until then nothing
+ * that exists is changed; after a failure or a signal no temporary file is left (temporary.h). Never holds a second
+ * copy of an array that can be mapped.
  */
 #ifndef TOOL_FILES_H
 #define TOOL_FILES_H
@@ -56,8 +56,8 @@ typedef struct output_file {
 } output_file;
 
 /*
- * Looks at the paths of all outputs (NULL: not asked for) before any is touched: refuses directories, the inputs' own
- * files, and the same file or stdout twice.
+ * Looks at the paths of all outputs (NULL: not asked for) before any is touched: refuses directories, what cannot be
+ * replaced, the inputs' own files, and the same file or stdout twice.
  */
 int output_check(const char *const paths[], int count, const input_file inputs[], int input_count);
 
@@ -65,13 +65,16 @@ int output_check(const char *const paths[], int count, const input_file inputs[]
 int output_open(output_file *file, const char *path, element_type type, int rank, const int64_t *shape);
 onepass_tensor output_tensor(output_file *file);
 
+/* The same for a file that is no array: these bytes. */
+int output_open_bytes(output_file *file, const char *path, const void *bytes, size_t size);
+
 /*
  * Everything is where it must be, but for the names: a full disk is found here at the latest. Files first (they may not
  * fit), then streams, which cannot be taken back.
  */
 int outputs_seal(output_file outputs[], int count);
 
-/* What was printed arrives; then the new files take their names. */
+/* What was printed arrives; then the new files take their names, all or none. */
 int outputs_publish(output_file outputs[], int count);
 
 /* Releases everything; a file that was not published is gone. Also for zeroed structures. */

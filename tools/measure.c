@@ -17,10 +17,10 @@
 #include "clock.h"
 #include "progress.h"
 
-enum { LINE = 64, LEAST_ROUNDS = 15, WARM_UPS = 3, MOST_REPEATS = 1000000 };
+enum { LINE = 64, WARM_UPS = 3, MOST_REPEATS = 1000000 };
 
-/* Work shorter than this is repeated within a sample, so that the clock and a wake-up are not what is measured. */
-static const double shortest_sample = 2e-3;
+/* Seconds after which a single run has warmed up everything there is. */
+static const double long_run = 0.1;
 
 /* ---- a team ------------------------------------------------------------------------------------------------------ */
 
@@ -134,8 +134,9 @@ void team_share(int64_t total, int64_t unit, int index, int count, int64_t *firs
 
 /* ---- plain loops ------------------------------------------------------------------------------------------------- */
 
-/* Sums nobody looks at must reach memory, or the loops would be removed. */
-static atomic_uint_least64_t sink;
+/* Sums nobody looks at must reach memory, or the loops would be removed: volatile, because clang removes stores to what
+ * is never read even if it is atomic. */
+static volatile atomic_uint_least64_t sink;
 
 /* Vectors are spelled out: left to itself a compiler may make of these loops something slower than the memory. */
 typedef uint64_t block __attribute__((vector_size(16)));
@@ -162,6 +163,16 @@ static void keep(const block sums[BLOCKS])
         atomic_store_explicit(&sink, sums[k][0] ^ sums[k][1], memory_order_relaxed);
 }
 
+static void read_one(unsigned char *to, const unsigned char *a, const unsigned char *b, int64_t lines)
+{
+    (void)to;
+    (void)b;
+    block sums[BLOCKS] = {{0}};
+    for (int64_t line = 0; line < lines; line++)
+        add_line(sums, a + line * LINE);
+    keep(sums);
+}
+
 static void read_apart(unsigned char *to, const unsigned char *a, const unsigned char *b, int64_t lines)
 {
     (void)to;
@@ -185,24 +196,52 @@ static void read_together(unsigned char *to, const unsigned char *a, const unsig
     keep(right);
 }
 
-static void write_lines(unsigned char *to, const unsigned char *a, const unsigned char *b, int64_t lines)
+/* What is written: of two inputs something that needs both of them. */
+static inline block made_of(bool two, const unsigned char *a, const unsigned char *b, int64_t at)
+{
+    return two ? load_block(a + at) ^ load_block(b + at) : load_block(a + at);
+}
+
+static inline void write_made(bool two, unsigned char *to, const unsigned char *a, const unsigned char *b,
+                              int64_t lines)
 {
     for (int64_t i = 0; i < lines * LINE; i += (int64_t)sizeof(block)) {
-        block made = load_block(a + i) ^ load_block(b + i);
+        block made = made_of(two, a, b, i);
         memcpy(to + i, &made, sizeof made);
     }
 }
 
 /* Stores that do not first read the line they overwrite; `to` is aligned to a line. */
-static void stream_lines(unsigned char *to, const unsigned char *a, const unsigned char *b, int64_t lines)
+static inline void stream_made(bool two, unsigned char *to, const unsigned char *a, const unsigned char *b,
+                               int64_t lines)
 {
 #if defined(__SSE2__)
     for (int64_t i = 0; i < lines * LINE; i += (int64_t)sizeof(block))
-        _mm_stream_si128((__m128i *)(void *)(to + i), (__m128i)(load_block(a + i) ^ load_block(b + i)));
+        _mm_stream_si128((__m128i *)(void *)(to + i), (__m128i)made_of(two, a, b, i));
     _mm_sfence();
 #else
-    write_lines(to, a, b, lines);
+    write_made(two, to, a, b, lines);
 #endif
+}
+
+static void write_lines(unsigned char *to, const unsigned char *a, const unsigned char *b, int64_t lines)
+{
+    write_made(true, to, a, b, lines);
+}
+
+static void write_one(unsigned char *to, const unsigned char *a, const unsigned char *b, int64_t lines)
+{
+    write_made(false, to, a, b, lines);
+}
+
+static void stream_lines(unsigned char *to, const unsigned char *a, const unsigned char *b, int64_t lines)
+{
+    stream_made(true, to, a, b, lines);
+}
+
+static void stream_one(unsigned char *to, const unsigned char *a, const unsigned char *b, int64_t lines)
+{
+    stream_made(false, to, a, b, lines);
 }
 
 /* Without this the compiler may see that a loop repeated over unchanged memory gives the same again. */
@@ -219,7 +258,8 @@ static void loop_share(void *context, int index, int count)
     int64_t first, last;
     team_share((int64_t)((set->input_bytes + LINE - 1) / LINE), 1, index, count, &first, &last);
     for (int repeat = 0; repeat < set->repeats; repeat++, forget())
-        set->loop((unsigned char *)set->output + first * LINE, a + first * LINE, b + first * LINE, last - first);
+        set->loop((unsigned char *)set->output + first * LINE, a + first * LINE, b ? b + first * LINE : NULL,
+                  last - first);
 }
 
 static void run_loop(void *context, int repeats)
@@ -245,10 +285,11 @@ static double time_once(const timed_work *work, int repeats)
     return (clock_seconds() - begun) / repeats;
 }
 
+/* Of a few runs, or one if that takes long. */
 static double shortest_of(const timed_work *work)
 {
-    double shortest = INFINITY;
-    for (int i = 0; i < WARM_UPS; i++)
+    double shortest = time_once(work, 1);
+    for (int i = 1; i < WARM_UPS && shortest < long_run; i++)
         shortest = fmin(shortest, time_once(work, 1));
     return shortest;
 }
@@ -268,17 +309,28 @@ static memory_loop *faster(memory_set *set, memory_loop *one, memory_loop *other
 
 timed_work measure_floor(memory_set *set, bool writes)
 {
-    set->loop = writes ? faster(set, write_lines, stream_lines) : faster(set, read_apart, read_together);
+    bool two = set->inputs[1];
+    if (writes)
+        set->loop = two ? faster(set, write_lines, stream_lines) : faster(set, write_one, stream_one);
+    else
+        set->loop = two ? faster(set, read_apart, read_together) : faster(set, read_one, read_one);
     return (timed_work){
         .name = writes ? "plain read + write" : "plain read",
         .prepare = wake_loop,
         .run = run_loop,
         .context = set,
-        .bytes = (writes ? 3 : 2) * (double)set->input_bytes,
+        .bytes = (1 + two + writes) * (double)set->input_bytes,
     };
 }
 
-static void warm_up(timed_work *work)
+/* Short work is repeated within a sample, so that the clock and a wake-up are not what is measured. */
+measure_rule measure_thoroughly(double seconds)
+{
+    return (measure_rule){
+        .rounds = 15, .seconds = seconds, .most_seconds = INFINITY, .shortest_sample = 2e-3, .shows_progress = true};
+}
+
+static void warm_up(timed_work *work, double shortest_sample)
 {
     double repeats = ceil(shortest_sample / fmax(shortest_of(work), 1e-9));
     work->repeats = (int)fmin(fmax(repeats, 1), MOST_REPEATS);
@@ -296,26 +348,34 @@ static bool make_room(timed_work *work)
     return larger;
 }
 
-bool measure_in_turn(timed_work *works, int count, double seconds)
+bool measure_goes_on(const measure_rule *rule, int round, double passed)
+{
+    return (round < rule->rounds && passed < rule->most_seconds) || passed < rule->seconds;
+}
+
+bool measure_in_turn(timed_work *works, int count, const measure_rule *rule)
 {
     for (int i = 0; i < count; i++)
-        warm_up(&works[i]);
+        warm_up(&works[i], rule->shortest_sample);
     double begun = clock_seconds();
-    for (int round = 0; round < LEAST_ROUNDS || clock_seconds() - begun < seconds; round++) {
+    for (int round = 0; measure_goes_on(rule, round, clock_seconds() - begun); round++) {
         for (int i = 0; i < count; i++) {
             if (!make_room(&works[i]))
                 return false;
             works[i].samples[works[i].rounds++] = time_once(&works[i], works[i].repeats);
         }
-        progress_update(NULL, fmin((clock_seconds() - begun) / seconds, (round + 1.0) / LEAST_ROUNDS));
+        if (rule->shows_progress)
+            progress_update(NULL, fmin((clock_seconds() - begun) / rule->seconds, (round + 1.0) / rule->rounds));
     }
     return true;
 }
 
 void measure_release(timed_work *works, int count)
 {
-    for (int i = 0; i < count; i++)
+    for (int i = 0; i < count; i++) {
         free(works[i].samples);
+        works[i].samples = NULL;
+    }
 }
 
 static int compare(const void *a, const void *b)

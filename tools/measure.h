@@ -33,11 +33,12 @@ void team_share(int64_t total, int64_t unit, int index, int count, int64_t *firs
 
 typedef void memory_loop(unsigned char *to, const unsigned char *a, const unsigned char *b, int64_t lines);
 
-/* Both inputs of an operator and one output, all of the same size and aligned to 64 bytes; one set for each loop. */
+/* One or two inputs of an operator and its output, all of the same size and aligned to 64 bytes; one set for each loop.
+ */
 typedef struct memory_set {
     team *members;
-    const void *inputs[2];
-    size_t input_bytes; /* of each; up to the next multiple of 64 is read and written */
+    const void *inputs[2]; /* the second one NULL: there is one */
+    size_t input_bytes;    /* of each; up to the next multiple of 64 is read and written */
     void *output;
     memory_loop *loop; /* set by measure_floor */
     int repeats;
@@ -59,16 +60,28 @@ typedef struct timed_work {
 } timed_work;
 
 /*
- * What the machine can do with the same bytes and as many threads: every byte of both inputs read and, if `writes`,
+ * What the machine can do with the same bytes and as many threads: every byte of the inputs read and, if `writes`,
  * every byte of the output written. The faster of two loops is taken: inputs one after the other or together; ordinary
  * stores or stores past the caches.
  */
 timed_work measure_floor(memory_set *set, bool writes);
 
-/*
- * Warms up, then runs all in turn, round after round, for at least `seconds` and at least 15 rounds. False: no memory.
- */
-bool measure_in_turn(timed_work *works, int count, double seconds);
+/* How long to measure: `rounds` at least, and until `seconds` have passed; but no new round after `most_seconds`. */
+typedef struct measure_rule {
+    int rounds;
+    double seconds, most_seconds;
+    double shortest_sample; /* shorter work is repeated within a sample; a GPU's never is */
+    bool shows_progress;    /* moves the progress bar from 0 to 1 */
+} measure_rule;
+
+/* What bench and demo take: 15 rounds, samples of 2 ms. */
+measure_rule measure_thoroughly(double seconds);
+
+/* Whether a round comes after so many, and so many seconds. */
+bool measure_goes_on(const measure_rule *rule, int round, double passed);
+
+/* Warms up, then runs all in turn, round after round, as long as the rule says. False: no memory. */
+bool measure_in_turn(timed_work *works, int count, const measure_rule *rule);
 void measure_release(timed_work *works, int count);
 
 /* The quantile q of the samples, and the median over rounds of the floor's time divided by this one's. */

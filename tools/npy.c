@@ -99,6 +99,7 @@ static bool read_descr(cursor *in, npy_header *header)
     } names[] = {
         {"f2", ELEMENT_F16},  {"f4", ELEMENT_F32}, {"f8", ELEMENT_F64}, {"V2", ELEMENT_BF16},
         {"b1", ELEMENT_BOOL}, {"u1", ELEMENT_U8},  {"i1", ELEMENT_U8},  {"bfloat16", ELEMENT_BF16},
+        {"i4", ELEMENT_I32},  {"i8", ELEMENT_I64},
     };
     if (peek(in) == '[' || peek(in) == '(')
         return refuse(in->error, "header says a structured dtype; " READABLE_TYPES);

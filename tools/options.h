@@ -12,11 +12,13 @@
 
 typedef enum command_id {
     COMMAND_KL,
+    COMMAND_XENT,
     COMMAND_HEAD,
     COMMAND_LINEAR,
     COMMAND_INFO,
     COMMAND_CHECK,
     COMMAND_BENCH,
+    COMMAND_SWEEP,
     COMMAND_DEMO,
     COMMAND_COMPLETION,
     COMMAND_MAN,
@@ -24,7 +26,7 @@ typedef enum command_id {
 } command_id;
 
 typedef struct command_spec {
-    const char *name;
+    const char *name;        /* of two words: "bench sweep" */
     const char *summary;     /* one line, no full stop */
     const char *description; /* whole sentences, one space between them */
 } command_spec;
@@ -49,9 +51,10 @@ typedef struct option_spec {
     const char *choices;  /* "a|b|c" */
     const char *fallback; /* the value if the option is not given; NULL: none */
     double low, high;     /* range of a number, both ends included */
+    bool is_list;         /* choices or integers, separated by commas */
 } option_spec;
 
-enum { OPTIONS = 60 /* room for the table; a static assertion holds it to that */ };
+enum { OPTIONS = 96 /* room for the table; a static assertion holds it to that */ };
 
 extern const command_spec command_specs[COMMANDS];
 extern const option_spec option_specs[];
@@ -73,13 +76,28 @@ typedef struct parsed_options {
 /* Parses what follows the command's name. 0, or EXIT_USAGE after having said what is wrong. */
 int options_parse(parsed_options *parsed, command_id command, int count, char *const arguments[]);
 
-/* COMMANDS if there is none of that name. */
-command_id command_named(const char *name);
+/* The command that the first words name, the longest that fits, and how many words it has; COMMANDS: none. */
+command_id command_named(int count, char *const words[], int *used);
 
 /* The value of an option or positional argument of the command, or its fallback; NULL if it has neither. */
 const char *options_text(const parsed_options *parsed, const char *name);
 bool options_given(const parsed_options *parsed, const char *name);
 int options_choice(const parsed_options *parsed, const char *name); /* index among the choices */
+
+/* The items of a list, in its order, each once; how many. `text` NULL: the option's value or fallback. */
+enum { LIST_MOST = 64 };
+int options_choices(const parsed_options *parsed, const char *name, const char *text, int items[LIST_MOST]);
+int options_integers(const parsed_options *parsed, const char *name, const char *text, int64_t items[LIST_MOST]);
+
+/*
+ * The one rule for real values, of whatever option: a decimal or hexadecimal number without anything around it, finite
+ * (what is too small is 0), within both ends. 0, or EXIT_USAGE after having said what is wrong; `others` is what else
+ * the option takes, "" for nothing.
+ */
+int options_check_real(const char *name, const char *text, double low, double high, const char *others, double *value);
+
+/* Whether the text is meant as a number, if not a good one: "1e400", "nan", but not "2x". */
+bool options_looks_real(const char *text);
 
 /* 0 without a value. */
 int64_t options_integer(const parsed_options *parsed, const char *name);

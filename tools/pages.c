@@ -9,7 +9,7 @@
 #include "message.h"
 
 /* Of the page itself: the day its text was last changed. */
-#define MANUAL_DATE "November 15, 2026"
+#define MANUAL_DATE "November 16, 2026"
 
 enum { HELP_COLUMN = 28, HELP_WIDTH = 100 };
 
@@ -210,9 +210,9 @@ void pages_manual(FILE *stream)
 /* ---- the commands ------------------------------------------------------------------------------------------------ */
 
 /* With --json the page is a string in the object. */
-static int print_page(const parsed_options *options, void (*write_page)(FILE *, int), int argument)
+static int print_page(const char *command, bool as_json, void (*write_page)(FILE *, int), int argument)
 {
-    if (!options_given(options, "json")) {
+    if (!as_json) {
         write_page(stdout, argument);
         return EXIT_FINE;
     }
@@ -225,7 +225,7 @@ static int print_page(const parsed_options *options, void (*write_page)(FILE *, 
         free(text);
         return message_error(EXIT_INPUT, "no memory for the page");
     }
-    json_writer json = json_begin(stdout, command_specs[options->command].name);
+    json_writer json = json_begin(stdout, command);
     json_string(&json, "text", text);
     json_end(&json);
     free(text);
@@ -245,10 +245,23 @@ static void write_completion(FILE *stream, int chosen)
 
 int command_man(const parsed_options *options)
 {
-    return print_page(options, write_manual, 0);
+    return print_page("man", options_given(options, "json"), write_manual, 0);
 }
 
 int command_completion(const parsed_options *options)
 {
-    return print_page(options, write_completion, options_choice(options, "SHELL"));
+    return print_page("completion", options_given(options, "json"), write_completion, options_choice(options, "SHELL"));
+}
+
+static void write_help(FILE *stream, int command)
+{
+    if (command == COMMANDS)
+        pages_usage(stream);
+    else
+        pages_help(stream, (command_id)command);
+}
+
+int pages_print_help(command_id id, bool as_json)
+{
+    return print_page(id == COMMANDS ? "help" : command_specs[id].name, as_json, write_help, (int)id);
 }

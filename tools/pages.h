@@ -13,6 +13,9 @@ void pages_usage(FILE *stream);
 void pages_help(FILE *stream, command_id id);
 void pages_manual(FILE *stream);
 
+/* A command's page, or with COMMANDS the list of them, on stdout; an exit code. */
+int pages_print_help(command_id id, bool as_json);
+
 typedef enum shell {
     SHELL_BASH, /* in the order of the table's choices */
     SHELL_ZSH,

@@ -1,5 +1,5 @@
 /* Status names, the per-thread message of the last failure, and the version. */
-#include "status.h"
+#include "core/status.h"
 
 #include <stdarg.h>
 #include <stdio.h>

@@ -1,12 +1,12 @@
 /* Checks on caller's tensors, and their translation into operands. See tensor.h. */
-#include "tensor.h"
+#include "core/tensor.h"
 
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "status.h"
+#include "core/status.h"
 
 /* The stride of dimension d in elements, whether strides are given or the tensor is compact. */
 static int64_t stride_of(const onepass_tensor *tensor, int d)
@@ -88,15 +88,18 @@ onepass_status onep_tensor_check(const char *operator_name, const char *argument
                              operator_name, argument, d, extent);
     }
     int64_t reach = 0; /* bytes from the first element to the farthest, in either direction */
+    int64_t below = 0; /* the part of it before the first element */
     int overflow = __builtin_mul_overflow(count, element_size(tensor), &reach);
     if (tensor->strides) {
-        reach = 0;
+        reach = element_size(tensor);
         for (int d = 0; d < tensor->ndim && !empty; d++) {
             int64_t step;
             overflow |= tensor->strides[d] == INT64_MIN;
             overflow |= __builtin_mul_overflow(tensor->shape[d] - 1, overflow ? 0 : llabs(tensor->strides[d]), &step);
             overflow |= __builtin_mul_overflow(step, element_size(tensor), &step);
             overflow |= __builtin_add_overflow(reach, step, &reach);
+            if (!overflow && tensor->strides[d] < 0)
+                below += step;
         }
     }
     if (overflow)
@@ -106,44 +109,30 @@ onepass_status onep_tensor_check(const char *operator_name, const char *argument
     if (!empty && !tensor->data)
         return onep_fail(ONEPASS_INVALID_ARGUMENT, "%s: %s: data is NULL; only an empty tensor may have none",
                          operator_name, argument);
+    /* Rows that are masked are never read, so nothing would fault; but the check for overlaps would look elsewhere. */
+    uintptr_t first, high;
+    if (!empty &&
+        (__builtin_add_overflow((uintptr_t)tensor->data, tensor->byte_offset, &first) || first < (uintptr_t)below ||
+         __builtin_add_overflow(first - (uintptr_t)below, (uintptr_t)reach, &high)))
+        return onep_fail(ONEPASS_INVALID_ARGUMENT,
+                         "%s: %s: data %p, byte_offset %" PRIu64 ", elements from %" PRId64 " bytes before to %" PRId64
+                         " after; they must lie within the address space",
+                         operator_name, argument, tensor->data, tensor->byte_offset, below, reach - below);
     return ONEPASS_OK;
-}
-
-onepass_status onep_shape_check(const char *operator_name, const char *argument, const onepass_tensor *tensor,
-                                onep_shape_kind kind, const onepass_tensor *of)
-{
-    static const char *const rules[] = {
-        [ONEP_PER_ELEMENT] = "it must equal that of predictions",
-        [ONEP_PER_ROW] = "it must equal that of predictions without the last dimension",
-        [ONEP_ONE] = "it must have one element",
-    };
-    int fits;
-    if (kind == ONEP_ONE) {
-        fits = onep_elements(tensor) == 1;
-    } else {
-        int ndim = kind == ONEP_PER_ROW && of->ndim > 0 ? of->ndim - 1 : of->ndim;
-        fits = tensor->ndim == ndim;
-        for (int d = 0; fits && d < ndim; d++)
-            fits = tensor->shape[d] == of->shape[d];
-    }
-    if (fits)
-        return ONEPASS_OK;
-    char got[160];
-    char expected[160];
-    return onep_fail(ONEPASS_INVALID_ARGUMENT, "%s: %s: shape %s does not fit predictions %s; %s", operator_name,
-                     argument, onep_shape_text(tensor->ndim, tensor->shape, got, sizeof got),
-                     onep_shape_text(of->ndim, of->shape, expected, sizeof expected), rules[kind]);
 }
 
 /* ---- memory overlap ---------------------------------------------------------------------------------------------- */
 
+/* From the lowest byte of a tensor's memory to the end of the highest one. */
+typedef struct range {
+    uintptr_t low, high;
+} range;
+
 /*
- * A tensor's memory as runs: `run` bytes without a gap, repeated along the remaining strides. The lowest address is
- * `low`, the end of the highest run is `high`, and `grid` is the greatest common divisor of the remaining strides (0 if
- * none remain), so every run starts at low + a multiple of grid.
+ * A tensor's memory as runs: `run` bytes without a gap, repeated along the remaining strides, whose greatest common
+ * divisor is `grid` (0 if none remain): every run starts at the range's low + a multiple of grid.
  */
 typedef struct footprint {
-    uintptr_t low, high;
     uint64_t run, grid;
     int apart; /* no two elements share a byte */
 } footprint;
@@ -152,13 +141,6 @@ typedef struct dimension {
     uint64_t stride; /* bytes, without sign */
     uint64_t extent;
 } dimension;
-
-static int by_stride(const void *a, const void *b)
-{
-    uint64_t x = ((const dimension *)a)->stride;
-    uint64_t y = ((const dimension *)b)->stride;
-    return (x > y) - (x < y);
-}
 
 static uint64_t common_divisor(uint64_t a, uint64_t b)
 {
@@ -170,27 +152,37 @@ static uint64_t common_divisor(uint64_t a, uint64_t b)
     return a;
 }
 
+static range range_of(const onepass_tensor *tensor)
+{
+    range r = {.low = (uintptr_t)first_byte(tensor)};
+    r.high = r.low + (uint64_t)element_size(tensor);
+    for (int d = 0; d < tensor->ndim; d++) {
+        if (tensor->shape[d] == 1) /* whose stride may be any number */
+            continue;
+        int64_t reach = stride_of(tensor, d) * element_size(tensor) * (tensor->shape[d] - 1);
+        if (reach < 0)
+            r.low += (uint64_t)reach;
+        else
+            r.high += (uint64_t)reach;
+    }
+    return r;
+}
+
 static footprint footprint_of(const onepass_tensor *tensor)
 {
-    dimension dims[ONEP_MAX_RANK];
+    dimension dims[ONEP_MAX_RANK]; /* by stride, the smallest first */
     int rank = 0;
     footprint f = {.run = (uint64_t)element_size(tensor), .apart = 1};
-    f.low = (uintptr_t)first_byte(tensor);
-    f.high = f.low + f.run;
-    for (int d = 0; d < tensor->ndim; d++) {
+    for (int d = tensor->ndim - 1; d >= 0; d--) { /* where they usually stand in this order */
         if (tensor->shape[d] == 1)
             continue;
         int64_t stride = stride_of(tensor, d) * element_size(tensor);
-        dims[rank].stride = (uint64_t)(stride < 0 ? -stride : stride);
-        dims[rank].extent = (uint64_t)tensor->shape[d];
-        uint64_t reach = dims[rank].stride * (dims[rank].extent - 1);
-        if (stride < 0)
-            f.low -= reach;
-        else
-            f.high += reach;
-        rank++;
+        dimension next = {(uint64_t)(stride < 0 ? -stride : stride), (uint64_t)tensor->shape[d]};
+        int k = rank++;
+        for (; k > 0 && dims[k - 1].stride > next.stride; k--)
+            dims[k] = dims[k - 1];
+        dims[k] = next;
     }
-    qsort(dims, (size_t)rank, sizeof dims[0], by_stride);
     uint64_t reach = f.run; /* bytes spanned by the dimensions so far */
     for (int k = 0; k < rank; k++) {
         if (dims[k].stride < reach)
@@ -227,14 +219,18 @@ static int same_view(const onepass_tensor *a, const onepass_tensor *b)
  */
 static int certainly_apart(const onepass_tensor *a, const onepass_tensor *b)
 {
+    range p = range_of(a);
+    range q = range_of(b);
+    if (p.high < p.low || q.high < q.low) /* a workspace at the end of the address space */
+        return 0;
+    if (p.high <= q.low || q.high <= p.low)
+        return 1;
     footprint f = footprint_of(a);
     footprint g = footprint_of(b);
-    if (f.high <= g.low || g.high <= f.low)
-        return 1;
     uint64_t grid = common_divisor(f.grid, g.grid);
     if (grid == 0)
         return 0;
-    uint64_t offset = (g.low >= f.low ? g.low - f.low : grid - (f.low - g.low) % grid) % grid;
+    uint64_t offset = (q.low >= p.low ? q.low - p.low : grid - (p.low - q.low) % grid) % grid;
     return offset >= f.run && grid - offset >= g.run;
 }
 
@@ -274,7 +270,7 @@ static int64_t byte_stride(const onepass_tensor *tensor, int d)
     return (int64_t)((uint64_t)stride_of(tensor, d) * (uint64_t)element_size(tensor));
 }
 
-onep_operand onep_operand_of(const onepass_tensor *tensor, onep_shape_kind kind, const onepass_tensor *of)
+onep_operand onep_operand_of(const onepass_tensor *tensor, int row_dims, int has_columns)
 {
     onep_operand operand = {0};
     if (!tensor)
@@ -283,14 +279,12 @@ onep_operand onep_operand_of(const onepass_tensor *tensor, onep_shape_kind kind,
     /* An empty tensor may have no memory; a present operand needs an address all the same, which is never followed. */
     static char nowhere;
     operand.data = tensor->data ? (char *)tensor->data + tensor->byte_offset : &nowhere;
-    if (kind == ONEP_ONE)
-        return operand;
     int rank = 0;
-    for (int d = 0; d < of->ndim - 1; d++)
-        if (of->shape[d] != 1 && rank < ONEP_MAX_RANK)
+    for (int d = 0; d < row_dims; d++)
+        if (tensor->shape[d] != 1 && rank < ONEP_MAX_RANK)
             operand.row_stride[rank++] = byte_stride(tensor, d);
-    if (kind == ONEP_PER_ELEMENT && of->ndim > 0)
-        operand.col_stride = byte_stride(tensor, of->ndim - 1);
+    if (has_columns)
+        operand.col_stride = byte_stride(tensor, row_dims);
     return operand;
 }
 
@@ -306,4 +300,31 @@ char *onep_row_address(const onep_operand *operand, const onep_rows *rows, int64
     if (rows->rank > 0)
         offset += row * operand->row_stride[0];
     return operand->data + offset;
+}
+
+void onep_row_addresses(const onep_operand *operand, const onep_rows *rows, const int64_t *indices, int count,
+                        char **to)
+{
+    int inner = rows->rank - 1;
+    int64_t left = 0; /* rows that follow along the innermost dimension */
+    for (int i = 0; i < count; i++) {
+        if (left > 0 && operand->data && indices[i] == indices[i - 1] + 1) {
+            to[i] = to[i - 1] + operand->row_stride[inner];
+            left--;
+        } else {
+            to[i] = onep_row_address(operand, rows, indices[i]);
+            left = inner >= 0 ? rows->extent[inner] - 1 - indices[i] % rows->extent[inner] : 0;
+        }
+    }
+}
+
+double onep_feature(const onep_operand *operand, int64_t j, double otherwise)
+{
+    return operand->data ? onep_load(operand->type, operand->data + j * operand->col_stride) : otherwise;
+}
+
+void onep_feature_store(const onep_operand *operand, int64_t j, double x)
+{
+    if (operand->data)
+        onep_store(operand->type, operand->data + j * operand->col_stride, x);
 }

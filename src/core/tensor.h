@@ -1,12 +1,12 @@
 /*
  * From a caller's tensor to an operand the kernels can walk: every check on a descriptor lives here, and nothing below
- * the operators' doors sees an unchecked one. All sizes are 64-bit and every product is checked for overflow.
+ * the operators' entry points sees an unchecked one. All sizes are 64-bit and every product is checked for overflow.
  */
 #ifndef ONEP_TENSOR_H
 #define ONEP_TENSOR_H
 
+#include "core/types.h"
 #include "onepass.h"
-#include "types.h"
 
 /* Enough for any rank: dimensions of extent 1 are dropped, and 63 dimensions of 2 already exceed 2^62 elements. */
 #define ONEP_MAX_RANK 64
@@ -18,7 +18,7 @@ typedef struct onep_rows {
     int64_t count; /* the product */
 } onep_rows;
 
-/* One tensor as rows x columns. Strides are in bytes; a stride of 0 repeats (one value a row, or one for all). */
+/* One tensor as rows x columns. Strides are in bytes; a stride of 0 repeats (one value per row, or one for all). */
 typedef struct onep_operand {
     char *data; /* NULL: absent */
     onep_type type;
@@ -26,23 +26,12 @@ typedef struct onep_operand {
     int64_t col_stride;
 } onep_operand;
 
-/* What a tensor's shape is, relative to the shape of the problem. */
-typedef enum onep_shape_kind {
-    ONEP_PER_ELEMENT, /* the same */
-    ONEP_PER_ROW,     /* without the last dimension */
-    ONEP_ONE,         /* one element */
-} onep_shape_kind;
-
 /*
  * Checks all that can be checked of one tensor alone: pointers, rank, extents, dtype, device, and that no size or
  * offset leaves 64 bits. `operator_name` and `argument` begin the message.
  */
 onepass_status onep_tensor_check(const char *operator_name, const char *argument, const onepass_tensor *tensor,
                                  onepass_device device);
-
-/* Checks that the shape fits the problem's, given as the shape of `of`. */
-onepass_status onep_shape_check(const char *operator_name, const char *argument, const onepass_tensor *tensor,
-                                onep_shape_kind kind, const onepass_tensor *of);
 
 /* Refuses a tensor to be written whose elements are not all apart (stride 0, or dimensions that run into each other).
  */
@@ -65,11 +54,20 @@ int64_t onep_elements(const onepass_tensor *tensor);
 onep_rows onep_rows_of(const onepass_tensor *tensor);
 int64_t onep_columns(const onepass_tensor *tensor);
 
-/* The operand for a checked tensor whose shape is of that kind relative to `of`. NULL gives an absent operand. */
-onep_operand onep_operand_of(const onepass_tensor *tensor, onep_shape_kind kind, const onepass_tensor *of);
+/* The operand for a checked tensor whose first `row_dims` dimensions are rows, and the next one columns if it has them.
+ * NULL gives an absent operand. */
+onep_operand onep_operand_of(const onepass_tensor *tensor, int row_dims, int has_columns);
 
 /* Where row `row` begins, NULL for an absent operand: the row's index is taken apart along the extents, last dimension
  * fastest. */
 char *onep_row_address(const onep_operand *operand, const onep_rows *rows, int64_t row);
+
+/* The addresses of several rows, in rising order; neighbours cost an addition. NULLs if the operand is absent. */
+void onep_row_addresses(const onep_operand *operand, const onep_rows *rows, const int64_t *indices, int count,
+                        char **to);
+
+/* Element j of an operand of N columns; `otherwise` if it is absent. */
+double onep_feature(const onep_operand *operand, int64_t j, double otherwise);
+void onep_feature_store(const onep_operand *operand, int64_t j, double x); /* does nothing if it is absent */
 
 #endif

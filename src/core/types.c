@@ -1,5 +1,5 @@
 /* Element types: sizes, names, promotion, and exact scalar conversions written without any hardware support. */
-#include "types.h"
+#include "core/types.h"
 
 #include <math.h>
 #include <string.h>
@@ -8,9 +8,9 @@ static const struct {
     size_t size;
     const char *name;
 } type_table[] = {
-    [ONEP_F16] = {2, "float16"},     [ONEP_BF16] = {2, "bfloat16"}, [ONEP_F32] = {4, "float32"},
-    [ONEP_F64] = {8, "float64"},     [ONEP_BYTE] = {1, "uint8"},    [ONEP_I64] = {8, "int64"},
-    [ONEP_NO_TYPE] = {0, "unknown"},
+    [ONEP_F16] = {2, "float16"}, [ONEP_BF16] = {2, "bfloat16"},   [ONEP_F32] = {4, "float32"},
+    [ONEP_F64] = {8, "float64"}, [ONEP_BYTE] = {1, "uint8"},      [ONEP_I32] = {4, "int32"},
+    [ONEP_I64] = {8, "int64"},   [ONEP_NO_TYPE] = {0, "unknown"},
 };
 
 onep_type onep_type_of(onepass_dtype dtype)
@@ -23,7 +23,7 @@ onep_type onep_type_of(onepass_dtype dtype)
     case ONEPASS_BFLOAT:
         return dtype.bits == 16 ? ONEP_BF16 : ONEP_NO_TYPE;
     case ONEPASS_INT:
-        return dtype.bits == 64 ? ONEP_I64 : ONEP_NO_TYPE;
+        return dtype.bits == 64 ? ONEP_I64 : dtype.bits == 32 ? ONEP_I32 : ONEP_NO_TYPE;
     case ONEPASS_UINT:
     case ONEPASS_BOOL:
         return dtype.bits == 8 ? ONEP_BYTE : ONEP_NO_TYPE;
@@ -164,4 +164,22 @@ void onep_store(onep_type type, void *to, double x)
     default: /* bytes are only ever read: no operator has a mask as its result */
         break;
     }
+}
+
+int64_t onep_load_integer(onep_type type, const void *from)
+{
+    int32_t narrow;
+    int64_t wide;
+    if (type == ONEP_I64) {
+        memcpy(&wide, from, sizeof wide);
+        return wide;
+    }
+    memcpy(&narrow, from, sizeof narrow);
+    return narrow;
+}
+
+void onep_store_integer(onep_type type, void *to, int64_t x)
+{
+    int32_t narrow = (int32_t)x;
+    memcpy(to, type == ONEP_I64 ? (const void *)&x : (const void *)&narrow, onep_type_size(type));
 }

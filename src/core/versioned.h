@@ -12,4 +12,9 @@
 onepass_status onep_read_versioned(const char *operator_name, const char *argument, const void *from, size_t first_size,
                                    void *to, size_t to_size);
 
+/* The way back: fills in a structure the caller gave, `to`, whose size it has set. What an older one lacks is left out,
+ * what a newer one has beyond ours is zero. */
+onepass_status onep_write_versioned(const char *operator_name, const char *argument, const void *from, size_t from_size,
+                                    size_t first_size, void *to);
+
 #endif

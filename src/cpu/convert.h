@@ -5,7 +5,7 @@
 #ifndef ONEP_CONVERT_H
 #define ONEP_CONVERT_H
 
-#include "types.h"
+#include "core/types.h"
 
 static void vf_widen(float *to, onep_type type, const char *from, int64_t count)
 {

@@ -1,5 +1,5 @@
 /* Tiles, slots and the caller's workspace. See product_plan.h. */
-#include "product_plan.h"
+#include "cpu/product_plan.h"
 
 /* Equal parts of at most `most`, each a multiple. */
 static int64_t part(int64_t total, int64_t most, int64_t multiple, int64_t *parts)
@@ -34,24 +34,11 @@ static size_t whole_lines(size_t bytes)
     return (bytes + ONEP_LINE - 1) / ONEP_LINE * ONEP_LINE;
 }
 
-onep_arena onep_arena_of(void *workspace)
-{
-    if (!workspace)
-        return (onep_arena){NULL, 0};
-    uintptr_t address = (uintptr_t)workspace;
-    return (onep_arena){(char *)workspace + (whole_lines(address) - address), 0};
-}
-
 void *onep_arena_take(onep_arena *arena, size_t bytes)
 {
     void *taken = arena->base ? arena->base + arena->used : NULL;
     arena->used += whole_lines(bytes);
     return taken;
-}
-
-size_t onep_arena_size(const onep_arena *arena)
-{
-    return arena->used ? arena->used + ONEP_LINE - 1 : 0;
 }
 
 /* ---- slots ------------------------------------------------------------------------------------------------------- */
@@ -88,9 +75,13 @@ onep_slots onep_slots_take(onep_arena *arena, const onep_product_plan *plan, int
     slots.bytes = a_bytes(plan) + b_bytes(plan) + c_bytes(plan) + segment_bytes(plan) + whole_lines(extra);
     slots.taken = (char *)onep_arena_take(arena, (size_t)slots.count);
     slots.memory = (char *)onep_arena_take(arena, (size_t)slots.count * slots.bytes);
-    for (int32_t i = 0; i < slots.count && slots.taken; i++)
-        __atomic_clear(&slots.taken[i], __ATOMIC_RELAXED);
     return slots;
+}
+
+void onep_slots_open(const onep_slots *slots)
+{
+    for (int32_t i = 0; i < slots->count; i++)
+        __atomic_clear(&slots->taken[i], __ATOMIC_RELAXED);
 }
 
 int32_t onep_slot_enter(const onep_slots *slots)
@@ -120,24 +111,12 @@ char *onep_slot_extra(const onep_slots *slots, int32_t index)
     return onep_slot_of(slots, index).segments + segment_bytes(&slots->plan);
 }
 
-/* The slots of one product. */
-static size_t product_size(int64_t rows, int64_t columns, size_t element, int32_t threads)
+size_t onep_product_bytes(int64_t rows, int64_t columns, size_t element, int32_t threads)
 {
     onep_product_plan plan = onep_product_plan_of(rows, columns, element);
-    onep_arena arena = onep_arena_of(NULL);
+    onep_arena arena = {NULL, 0};
     onep_slots_take(&arena, &plan, onep_useful_threads(&plan, threads), 0);
-    return onep_arena_size(&arena);
-}
-
-/* The largest of the three products of one layer, which follow each other in the same memory. */
-size_t onep_linear_workspace_cpu(int64_t rows, int64_t depth, int64_t columns, onep_type computed, int32_t threads)
-{
-    size_t element = onep_type_size(computed);
-    size_t forward = product_size(rows, columns, element, threads);
-    size_t grad_input = product_size(rows, depth, element, threads);
-    size_t grad_weight = product_size(columns, depth, element, threads);
-    size_t most = forward > grad_input ? forward : grad_input;
-    return most > grad_weight ? most : grad_weight;
+    return arena.used;
 }
 
 int onep_rows_even(const onep_operand *operand, const onep_rows *rows, int64_t *stride)

@@ -6,8 +6,8 @@
 #ifndef ONEP_PRODUCT_PLAN_H
 #define ONEP_PRODUCT_PLAN_H
 
-#include "handle.h"
-#include "threads.h"
+#include "core/tensor.h"
+#include "core/threads.h"
 
 enum {
     ONEP_TILE_ROWS = 264,     /* of the result; a multiple of every level's strip of rows, 6 or 12 */
@@ -19,7 +19,9 @@ enum {
     ONEP_DEPTH_BYTES = 1024,  /* of a row of either operand that are multiplied before the next: a tile's share of both
                                  operands and its results stay in the second-level cache */
     ONEP_CHAIN = 64,          /* products added up before their sum is added to the result; divides every depth block */
-    ONEP_FEW_ROWS = 4,        /* up to so many are multiplied by dot products */
+    ONEP_FEW = 4,             /* up to so many rows or columns are multiplied by dot products, */
+    ONEP_FEW_DEPTH = 16,      /* rows from this depth on, */
+    ONEP_THIN_DEPTH = 64,     /* columns from this one: adding up the lanes is most of the work before */
     ONEP_BLAS_ROWS = 64,      /* from so many on BLAS multiplies: for fewer its own packing costs more than it gains */
     ONEP_LINE = 64,           /* bytes of a cache line, which every buffer begins at */
     ONEP_STAGGER = 16,        /* elements between rows of a buffer, so that they do not all fall on the same lines */
@@ -45,19 +47,17 @@ enum { ONEP_SEGMENT_LENGTH = 288 /* elements: the most of a tile's rows, columns
 
 /*
  * The caller's workspace: slots of work space that threads take and give back, and whatever else an operator keeps. It
- * is handed out from the front; with a NULL base nothing is touched and `used` tells what is needed.
+ * is handed out from the front, which lies at a cache line; with a NULL base `used` tells what is needed.
  */
 typedef struct onep_arena {
     char *base;
     size_t used;
 } onep_arena;
 
-onep_arena onep_arena_of(void *workspace);
-void *onep_arena_take(onep_arena *arena, size_t bytes); /* NULL if the base is */
-size_t onep_arena_size(const onep_arena *arena);        /* what a caller must provide, at any alignment */
+void *onep_arena_take(onep_arena *arena, size_t bytes); /* whole cache lines; NULL if the base is */
 
 typedef struct onep_slots {
-    char *taken; /* a byte a slot, atomically */
+    char *taken; /* one byte per slot, atomically */
     char *memory;
     size_t bytes; /* of one */
     int32_t count;
@@ -67,8 +67,14 @@ typedef struct onep_slots {
 /* No more threads than tiles. */
 int32_t onep_useful_threads(const onep_product_plan *plan, int32_t threads);
 
-/* `extra` bytes are added to each slot, after what the plan needs. */
+/* `extra` bytes are added to each slot, after what the plan needs. Memory is given, not touched. */
 onep_slots onep_slots_take(onep_arena *arena, const onep_product_plan *plan, int32_t threads, size_t extra);
+
+/* Marks every slot as free, before the first one is taken. */
+void onep_slots_open(const onep_slots *slots);
+
+/* Bytes of the slots of one product. */
+size_t onep_product_bytes(int64_t rows, int64_t columns, size_t element, int32_t threads);
 
 /* A free slot: there are as many as threads, so there is one. */
 int32_t onep_slot_enter(const onep_slots *slots);

@@ -41,7 +41,7 @@
  *   void vf_acc_store(double *, acc)         each lane by itself, VF_LANES of them
  *
  * The v_ names below choose the family by the type of the first argument. C++ has overloaded functions for that:
- * whoever includes this file in C++ defines the v_ names so (python/onepass/export does).
+ * C++ code that includes this file defines the v_ names so (python/onepass/export does).
  */
 #ifndef ONEP_VEC_H
 #define ONEP_VEC_H

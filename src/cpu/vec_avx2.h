@@ -4,7 +4,7 @@
 
 #include <immintrin.h>
 
-#include "vec.h"
+#include "cpu/vec.h"
 
 enum { VF_LANES = 8, VD_LANES = 4, V_REGISTERS = 16 };
 

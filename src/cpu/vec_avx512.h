@@ -4,7 +4,7 @@
 
 #include <immintrin.h>
 
-#include "vec.h"
+#include "cpu/vec.h"
 
 enum { VF_LANES = 16, VD_LANES = 8, V_REGISTERS = 32 };
 
@@ -338,9 +338,14 @@ V_INLINE void vf_store_f32(void *to, vf x)
 {
     _mm512_storeu_ps((float *)to, x);
 }
+/* All lanes, by a mask: without optimisation gcc's form without one is a macro that converts the sign of a constant. */
+V_INLINE __m256i vf_to_f16(vf x)
+{
+    return _mm512_maskz_cvtps_ph((__mmask16)0xffff, x, _MM_FROUND_TO_NEAREST_INT);
+}
 V_INLINE void vf_store_f16(void *to, vf x)
 {
-    _mm256_storeu_si256((__m256i *)to, _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));
+    _mm256_storeu_si256((__m256i *)to, vf_to_f16(x));
 }
 V_INLINE __m256i vf_to_bf16(vf x)
 {
@@ -367,7 +372,7 @@ V_INLINE void vf_stream_f32(void *to, vf x)
 }
 V_INLINE void vf_stream_f16(void *to, vf x)
 {
-    _mm256_stream_si256((__m256i *)to, _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));
+    _mm256_stream_si256((__m256i *)to, vf_to_f16(x));
 }
 V_INLINE void vf_stream_bf16(void *to, vf x)
 {

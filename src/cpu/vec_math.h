@@ -52,6 +52,29 @@ static const double vd_exp_series[vd_exp_terms] = {
     0x1.a01a01baf22a3p-13, 0x1.a0199667d65dcp-16, 0x1.71dddfa837efap-19, 0x1.28b072c354dcap-22, 0x1.af85c067c1586p-26,
 };
 
+/* (exp(x) - 1 - x) / x^2 = 1/2! + x/3! + ..., |x| <= 1/2, the Taylor series: 5e-10, 1.7e-19 */
+enum { vf_exp_rest_terms = 8, vd_exp_rest_terms = 15 };
+static const float vf_exp_rest_series[vf_exp_rest_terms] = {
+    0.5f, 1 / 6.0f, 1 / 24.0f, 1 / 120.0f, 1 / 720.0f, 1 / 5040.0f, 1 / 40320.0f, 1 / 362880.0f,
+};
+static const double vd_exp_rest_series[vd_exp_rest_terms] = {
+    0.5,
+    1 / 6.0,
+    1 / 24.0,
+    1 / 120.0,
+    1 / 720.0,
+    1 / 5040.0,
+    1 / 40320.0,
+    1 / 362880.0,
+    1 / 3628800.0,
+    1 / 39916800.0,
+    1 / 479001600.0,
+    1 / 6227020800.0,
+    1 / 87178291200.0,
+    1 / 1307674368000.0,
+    1 / 20922789888000.0,
+};
+
 /* Beyond these exp is inf or 0 whatever the argument, and the exponent of the result would leave its field. */
 static const float vf_exp_limit = 104.5f;
 static const double vd_exp_limit = 746.0;

@@ -4,7 +4,7 @@
 
 #include <arm_neon.h>
 
-#include "vec.h"
+#include "cpu/vec.h"
 
 enum { VF_LANES = 4, VD_LANES = 2, V_REGISTERS = 32 };
 

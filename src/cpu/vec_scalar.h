@@ -5,8 +5,8 @@
 
 #include <math.h>
 
-#include "types.h"
-#include "vec.h"
+#include "core/types.h"
+#include "cpu/vec.h"
 
 enum { VF_LANES = 1, VD_LANES = 1, V_REGISTERS = 16 };
 

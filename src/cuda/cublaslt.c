@@ -1,11 +1,14 @@
 /* See cublaslt.h. */
-#include "cublaslt.h"
+#include "cuda/cublaslt.h"
 
 #include <dlfcn.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+#include "core/cancel.h"
+#include "core/loading.h"
 
 /* Numbers of cuBLAS's enumerations, the same in versions 11, 12 and 13. */
 enum {
@@ -121,7 +124,7 @@ static int find(void *from, const char *file, const char *symbol, void *function
 static int take(const char *file, int flags)
 {
     dlerror();
-    void *opened = dlopen(file, RTLD_NOW | RTLD_LOCAL | flags);
+    void *opened = onep_open_library(file, RTLD_NOW | RTLD_LOCAL | flags);
     if (!opened) {
         const char *why = dlerror();
         if (!(flags & RTLD_NOLOAD) && !lt_missing[0])
@@ -173,13 +176,13 @@ static void load(void)
 
 const char *onep_cublaslt_name(void)
 {
-    pthread_once(&once, load);
+    onep_load_once(&once, load);
     return library ? lt_name : "";
 }
 
 const char *onep_cublaslt_missing(void)
 {
-    pthread_once(&once, load);
+    onep_load_once(&once, load);
     return lt_missing;
 }
 
@@ -193,7 +196,7 @@ void onep_cublaslt_text(int error, char *text, size_t size)
 
 onep_cublaslt *onep_cublaslt_create(void)
 {
-    pthread_once(&once, load);
+    onep_load_once(&once, load);
     if (!library)
         return NULL;
     onep_cublaslt *lt = (onep_cublaslt *)calloc(1, sizeof *lt);
@@ -310,19 +313,30 @@ static int choose(onep_cublaslt *lt, onep_lt_plan *plan)
     return 0;
 }
 
+int onep_cublaslt_recall(onep_cublaslt *lt, const onep_lt_shape *shape, const onep_lt_plan **plan)
+{
+    for (int i = 0; i < lt->count; i++) {
+        onep_lt_plan *known = &lt->plans[i];
+        if (memcmp(&known->shape, shape, sizeof *shape) == 0) {
+            known->used = ++lt->uses;
+            *plan = known->refused ? NULL : known;
+            return 1;
+        }
+    }
+    return 0;
+}
+
 const onep_lt_plan *onep_cublaslt_plan(onep_cublaslt *lt, const onep_lt_shape *shape)
 {
-    onep_lt_plan *oldest = &lt->plans[0];
-    for (int i = 0; i < lt->count; i++) {
-        onep_lt_plan *plan = &lt->plans[i];
-        if (memcmp(&plan->shape, shape, sizeof *shape) == 0) {
-            plan->used = ++lt->uses;
-            return plan->refused ? NULL : plan;
-        }
-        if (plan->used < oldest->used)
-            oldest = plan;
-    }
-    onep_lt_plan *plan = lt->count < REMEMBERED ? &lt->plans[lt->count++] : oldest;
+    const onep_lt_plan *known;
+    if (onep_cublaslt_recall(lt, shape, &known))
+        return known;
+    onep_lt_plan *plan = &lt->plans[0];
+    for (int i = 1; i < lt->count; i++)
+        if (lt->plans[i].used < plan->used)
+            plan = &lt->plans[i];
+    if (lt->count < REMEMBERED)
+        plan = &lt->plans[lt->count++];
     forget(plan);
     plan->shape = *shape;
     plan->used = ++lt->uses;

@@ -4,22 +4,23 @@
  * is needed to build, and where there is none the library's own product works on. $ONEPASS_CUBLASLT names one file to
  * take instead, or is "none".
  *
- * Matrices here are column-major, as cuBLASLt sees them: D[m][n] = op(A)[m][k] op(B)[k][n] (+ a bias, one a row of D).
- * A call allocates and waits for nothing; the workspace is the caller's. The context of the device is current.
+ * Matrices here are column-major, as cuBLASLt sees them: D[m][n] = op(A)[m][k] op(B)[k][n] (+ a bias, one per row of
+ * D). A call allocates and waits for nothing; the workspace is the caller's. The context of the device is current.
  */
 #ifndef ONEP_CUBLASLT_H
 #define ONEP_CUBLASLT_H
 
-#include "types.h"
+#include "core/types.h"
 
 typedef struct onep_cublaslt onep_cublaslt;
 
 /* How products of fp32 are made; halves accumulate in fp32 and fp64 in fp64 in any case. */
 typedef enum onep_product_math {
-    ONEP_MATH_PLAIN, /* fp32 throughout */
-    ONEP_MATH_TF32,  /* operands rounded to 11 bits, on tensor cores */
-    ONEP_MATH_SPLIT, /* operands split into two fp16, on tensor cores; not by cuBLASLt, which makes them plain */
-    ONEP_MATH_BEST,  /* SPLIT where that is faster, PLAIN elsewhere */
+    ONEP_MATH_PLAIN,      /* fp32 throughout */
+    ONEP_MATH_TF32,       /* operands rounded to 11 bits, on tensor cores */
+    ONEP_MATH_SPLIT,      /* operands split into two fp16, on tensor cores; not by cuBLASLt, which makes them plain */
+    ONEP_MATH_BEST,       /* SPLIT where that is faster, PLAIN elsewhere */
+    ONEP_MATH_SPLIT_SM80, /* SPLIT with Ampere's instructions, whatever the device has */
 } onep_product_math;
 
 /* All that decides how a product is made. Unused bytes are 0: two of them are compared as memory. */
@@ -45,7 +46,11 @@ void onep_cublaslt_destroy(onep_cublaslt *lt);
 const char *onep_cublaslt_name(void);
 const char *onep_cublaslt_missing(void);
 
-/* How to make a product of this shape, remembered from call to call; NULL if cuBLASLt refuses the shape. */
+/* What is remembered of a shape: true, and its plan, or NULL if cuBLASLt refuses it. No context need be current. */
+int onep_cublaslt_recall(onep_cublaslt *lt, const onep_lt_shape *shape, const onep_lt_plan **plan);
+
+/* How to make a product of this shape, remembered from call to call; NULL if cuBLASLt refuses the shape. A plan stays
+ * until 64 other shapes have been asked for since. */
 const onep_lt_plan *onep_cublaslt_plan(onep_cublaslt *lt, const onep_lt_shape *shape);
 size_t onep_cublaslt_workspace(const onep_lt_plan *plan);
 

@@ -1,26 +1,31 @@
 /*
- * See device.h. The kernels are loaded once a device and process, and every one of them is looked up then: a first use
- * inside a stream capture finds nothing left to load.
+ * See device.h. The kernels are loaded once per device and process, and every one of them is looked up then: a launch
+ * finds its function by number, and a first use inside a stream capture finds nothing left to load.
  */
-#include "device.h"
+#include "cuda/device.h"
 
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "driver.h"
-#include "fatbin.h"
-#include "product.h"
-#include "status.h"
+#include "core/cancel.h"
+#include "core/status.h"
+#include "cuda/driver.h"
+#include "cuda/fatbin.h"
+#include "cuda/kernels.h"
+#include "cuda/memory.h"
+#include "cuda/product.h"
 
-enum { OLDEST_CAPABILITY = 80, EARLY_VERSION = 12030 };
+enum { OLDEST_CAPABILITY = 80, PROGRAMMATIC_VERSION = 12030 };
 
 /* What a device has been given for the rest of the process; the primary context is retained with it. */
 typedef struct loaded {
     struct loaded *next;
     int device;
     onep_cu_context *context;
-    onep_cu_function *functions[]; /* one for each of onep_fatbin_kernels */
+    onep_cu_function *functions[ONEP_CUDA_KERNEL_COUNT]; /* NULL: not for this device */
+    atomic_uint most_shared[ONEP_CUDA_KERNEL_COUNT];     /* bytes of shared memory the driver has been asked to allow */
 } loaded;
 
 /* ONEP_CUDA_TICKETS words of device memory. */
@@ -39,6 +44,7 @@ struct onep_cuda {
     int32_t ordinal;
     int trust_addresses;
     int capability, multiprocessors;
+    int has_tma, is_programmatic;
     int64_t l2_bytes;
 };
 
@@ -55,6 +61,11 @@ static onepass_status failed(onepass_status status, const char *operator_name, c
     return onep_fail(status, "%s: %s: %s", operator_name, what, text);
 }
 
+onepass_status onep_cuda_status(const char *operator_name, const char *what, int error)
+{
+    return error == 0 ? ONEPASS_OK : failed(ONEPASS_DEVICE_ERROR, operator_name, what, error);
+}
+
 /* ---- devices ----------------------------------------------------------------------------------------------------- */
 
 int onep_cuda_devices(const char **why)
@@ -65,7 +76,7 @@ int onep_cuda_devices(const char **why)
     return driver ? driver->devices : 0;
 }
 
-static int has_copy_engine(const onep_driver *driver, int major)
+static int has_tma(const onep_driver *driver, int major)
 {
     return major == 9 && driver->cuLaunchKernelEx && driver->cuTensorMapEncodeTiled;
 }
@@ -87,7 +98,7 @@ int onep_cuda_describe(int32_t device, onep_cuda_info *info)
     driver->cuDeviceTotalMem(&info->memory_bytes, id);
     info->l2_bytes = l2_bytes;
     info->driver_version = driver->version;
-    info->copy_engine = has_copy_engine(driver, info->major);
+    info->has_tma = has_tma(driver, info->major);
     return 1;
 }
 
@@ -96,7 +107,7 @@ int onep_cuda_describe(int32_t device, onep_cuda_info *info)
 /* True of an image for one generation of devices: its kernels' names say which. */
 static int image_is_special(int image)
 {
-    for (int i = 0; i < onep_fatbin_kernel_count; i++)
+    for (int i = 0; i < ONEP_CUDA_KERNEL_COUNT; i++)
         if (onep_fatbin_kernels[i].image == image)
             return strstr(onep_fatbin_kernels[i].name, "_sm90") != NULL;
     return 0;
@@ -113,7 +124,7 @@ static int load_images(const onep_driver *driver, loaded *into)
             error = 0; /* its functions stay NULL */
             continue;
         }
-        for (int i = 0; i < onep_fatbin_kernel_count && error == 0; i++)
+        for (int i = 0; i < ONEP_CUDA_KERNEL_COUNT && error == 0; i++)
             if (onep_fatbin_kernels[i].image == image)
                 error = driver->cuModuleGetFunction(&into->functions[i], module, onep_fatbin_kernels[i].name);
     }
@@ -122,7 +133,7 @@ static int load_images(const onep_driver *driver, loaded *into)
 
 static onepass_status load(const onep_driver *driver, int device, int32_t ordinal, loaded **out)
 {
-    loaded *made = calloc(1, sizeof *made + (size_t)onep_fatbin_kernel_count * sizeof made->functions[0]);
+    loaded *made = calloc(1, sizeof *made);
     if (!made)
         return onep_fail(ONEPASS_OUT_OF_MEMORY, "create: no memory for the table of kernels");
     made->device = device;
@@ -155,6 +166,7 @@ static onepass_status load(const onep_driver *driver, int device, int32_t ordina
 static onepass_status kernels_on(const onep_driver *driver, int device, int32_t ordinal, const loaded **out)
 {
     onepass_status status = ONEPASS_OK;
+    int cancel_state = onep_cancel_disable(); /* the driver reads and waits: a thread could be cancelled there */
     pthread_mutex_lock(&loading);
     loaded *found = all_loaded;
     while (found && found->device != device)
@@ -167,6 +179,7 @@ static onepass_status kernels_on(const onep_driver *driver, int device, int32_t 
         }
     }
     pthread_mutex_unlock(&loading);
+    onep_cancel_restore(cancel_state);
     *out = found;
     return status;
 }
@@ -234,6 +247,11 @@ static onepass_status fill(onep_cuda *cuda, void *stream)
     cuda->capability = 10 * info.major + info.minor;
     cuda->multiprocessors = info.multiprocessors;
     cuda->l2_bytes = info.l2_bytes;
+    cuda->has_tma = info.has_tma;
+    /* Only where the kernels' own code for 9.x runs: what a newer device translates from PTX for 8.0 does not wait. And
+     * only with drivers that keep such a launch as it is when they capture it. */
+    cuda->is_programmatic =
+        info.major == 9 && cuda->driver->cuLaunchKernelEx && cuda->driver->version >= PROGRAMMATIC_VERSION;
     if (cuda->capability < OLDEST_CAPABILITY)
         return onep_fail(ONEPASS_NO_DEVICE,
                          "create: config.device: cuda:%d, %s, has compute capability %d.%d; it must be %d.%d or newer",
@@ -261,57 +279,6 @@ static onepass_status fill(onep_cuda *cuda, void *stream)
     return status;
 }
 
-onepass_status onep_cuda_create(int32_t device, void *stream, int trust_addresses, onep_cuda **out)
-{
-    *out = NULL;
-    const onep_driver *driver = onep_driver_get();
-    if (!driver)
-        return onep_fail(ONEPASS_NO_DEVICE, "create: config.device: cuda:%d; no CUDA driver can be used: %s",
-                         (int)device, onep_driver_missing());
-    if (device >= driver->devices)
-        return onep_fail(ONEPASS_NO_DEVICE, "create: config.device: cuda:%d; this machine has %d CUDA device%s",
-                         (int)device, driver->devices, driver->devices == 1 ? "" : "s");
-    onep_cuda *cuda = calloc(1, sizeof *cuda);
-    if (!cuda)
-        return onep_fail(ONEPASS_OUT_OF_MEMORY, "create: no memory for a device of %zu bytes", sizeof *cuda);
-    cuda->driver = driver;
-    cuda->ordinal = device;
-    cuda->trust_addresses = trust_addresses;
-
-    /* Another thread may be capturing a stream, and would otherwise lose its graph to the calls made here. */
-    int mode = ONEP_CU_CAPTURE_RELAXED;
-    driver->cuThreadExchangeStreamCaptureMode(&mode);
-    onepass_status status = fill(cuda, stream);
-    driver->cuThreadExchangeStreamCaptureMode(&mode);
-    if (status != ONEPASS_OK) {
-        onep_cuda_destroy(cuda);
-        return status;
-    }
-    *out = cuda;
-    return ONEPASS_OK;
-}
-
-void onep_cuda_destroy(onep_cuda *cuda)
-{
-    if (!cuda)
-        return;
-    if (cuda->tickets && cuda->driver->cuCtxPushCurrent(cuda->kernels->context) == 0) {
-        int mode = ONEP_CU_CAPTURE_RELAXED;
-        onep_cu_context *popped;
-        cuda->driver->cuThreadExchangeStreamCaptureMode(&mode);
-        onep_products_destroy(cuda->products);
-        while (cuda->tickets) {
-            ticket_page *page = cuda->tickets;
-            cuda->tickets = page->older;
-            cuda->driver->cuMemFree(page->words);
-            free(page);
-        }
-        cuda->driver->cuThreadExchangeStreamCaptureMode(&mode);
-        cuda->driver->cuCtxPopCurrent(&popped);
-    }
-    free(cuda);
-}
-
 /* ---- use --------------------------------------------------------------------------------------------------------- */
 
 /* Makes the device's context the calling thread's. It mostly is already, and asking is cheaper than pushing. */
@@ -334,101 +301,91 @@ static void leave(const onep_cuda *cuda, int pushed)
         cuda->driver->cuCtxPopCurrent(&popped);
 }
 
-static int compare_names(const void *name, const void *kernel)
+int onep_cuda_has_kernel(const onep_cuda *cuda, int kernel)
 {
-    return strcmp(name, ((const onep_fatbin_kernel *)kernel)->name);
+    return cuda->kernels->functions[kernel] != NULL;
 }
 
-static onep_cu_function *function_of(const onep_cuda *cuda, const char *kernel)
+int onep_cuda_has_tma(const onep_cuda *cuda)
 {
-    const onep_fatbin_kernel *found = bsearch(kernel, onep_fatbin_kernels, (size_t)onep_fatbin_kernel_count,
-                                              sizeof onep_fatbin_kernels[0], compare_names);
-    return found ? cuda->kernels->functions[found - onep_fatbin_kernels] : NULL;
+    return cuda->has_tma;
 }
 
-int onep_cuda_has_kernel(const onep_cuda *cuda, const char *kernel)
+/* Has the driver allow a launch clusters of so many blocks, and so much shared memory, this once per kernel. By default
+ * that is 48 KB with what kernels declare themselves. */
+static int allow(const onep_cuda *cuda, const onep_launch *launch)
 {
-    return function_of(cuda, kernel) != NULL;
+    enum { BY_DEFAULT = 32 * 1024, PORTABLE = 8 };
+    if (launch->cluster > PORTABLE) {
+        int error =
+            cuda->driver->cuFuncSetAttribute(cuda->kernels->functions[launch->kernel], ONEP_CU_LARGE_CLUSTERS, 1);
+        if (error != 0)
+            return error;
+    }
+    atomic_uint *most = (atomic_uint *)&cuda->kernels->most_shared[launch->kernel];
+    if (launch->shared_bytes <= BY_DEFAULT || atomic_load_explicit(most, memory_order_acquire) >= launch->shared_bytes)
+        return 0;
+    int error = cuda->driver->cuFuncSetAttribute(cuda->kernels->functions[launch->kernel], ONEP_CU_MAX_SHARED,
+                                                 (int)launch->shared_bytes);
+    if (error == 0)
+        atomic_store_explicit(most, launch->shared_bytes, memory_order_release);
+    return error;
 }
 
-static onepass_status launch(const onep_cuda *cuda, const char *operator_name, const char *kernel,
-                             const onep_cu_launch *shape, const void *args)
+/* In the device's context. */
+static int launch_now(const onep_cuda *cuda, const onep_launch *launch, const void *args)
 {
-    enum { SHARED_BY_DEFAULT = 48 * 1024 };
-    onep_cu_function *function = function_of(cuda, kernel);
-    if (!function)
-        return onep_fail(ONEPASS_DEVICE_ERROR, "%s: kernel %s is not in this library, or not for this device",
-                         operator_name, kernel);
+    onep_cu_function *function = cuda->kernels->functions[launch->kernel];
     /* Not as one buffer of bytes: where in it an argument lies that wants 64-byte alignment only the image knows. */
     void *parameters[] = {(void *)(uintptr_t)args};
+    onep_cu_attribute attributes[2];
+    unsigned count = 0;
+    if (launch->cluster)
+        attributes[count++] = (onep_cu_attribute){.id = ONEP_CU_CLUSTER, .value.blocks = {launch->cluster, 1, 1}};
+    if (launch->programmatic && cuda->is_programmatic)
+        attributes[count++] = (onep_cu_attribute){.id = ONEP_CU_PROGRAMMATIC, .value.allowed = 1};
+    int error = allow(cuda, launch);
+    if (error != 0)
+        return error;
+    if (count == 0)
+        return cuda->driver->cuLaunchKernel(function, launch->grid, 1, 1, launch->block, 1, 1, launch->shared_bytes,
+                                            cuda->stream, parameters, NULL);
+    onep_cu_launch shape = {launch->grid, 1,          1,    launch->block, 1, 1, launch->shared_bytes,
+                            cuda->stream, attributes, count};
+    return cuda->driver->cuLaunchKernelEx(&shape, function, parameters, NULL);
+}
+
+onepass_status onep_cuda_launch(const onep_cuda *cuda, const char *operator_name, const onep_launch *launch,
+                                const void *args)
+{
+    const char *name = onep_fatbin_kernels[launch->kernel].name;
+    if (!cuda->kernels->functions[launch->kernel])
+        return onep_fail(ONEPASS_DEVICE_ERROR, "%s: kernel %s is not for this device", operator_name, name);
     int pushed;
     int error = enter(cuda, &pushed);
-    if (error == 0 && shape->shared_bytes > SHARED_BY_DEFAULT)
-        error = cuda->driver->cuFuncSetAttribute(function, ONEP_CU_MAX_SHARED, (int)shape->shared_bytes);
-    if (error == 0 && shape->attribute_count > 0)
-        error = cuda->driver->cuLaunchKernelEx(shape, function, parameters, NULL);
-    else if (error == 0)
-        error = cuda->driver->cuLaunchKernel(function, shape->grid_x, 1, 1, shape->block_x, 1, 1, shape->shared_bytes,
-                                             shape->stream, parameters, NULL);
+    if (error == 0)
+        error = launch_now(cuda, launch, args);
     leave(cuda, pushed);
-    return error == 0 ? ONEPASS_OK : failed(ONEPASS_DEVICE_ERROR, operator_name, kernel, error);
+    return error == 0 ? ONEPASS_OK : failed(ONEPASS_DEVICE_ERROR, operator_name, name, error);
 }
 
-onepass_status onep_cuda_launch(const onep_cuda *cuda, const char *operator_name, const char *kernel, unsigned grid,
-                                unsigned block, unsigned shared_bytes, const void *args)
-{
-    onep_cu_launch shape = {grid, 1, 1, block, 1, 1, shared_bytes, cuda->stream, NULL, 0};
-    return launch(cuda, operator_name, kernel, &shape, args);
-}
+/* ---- TMA --------------------------------------------------------------------------------------------------------- */
 
-/*
- * Only where the kernels' own code for 9.x runs: what a newer device translates from PTX for 8.0 does not wait. And
- * only with drivers that keep such a launch as it is when they capture it.
- */
-static int can_launch_early(const onep_cuda *cuda)
+onepass_status onep_cuda_tensor_map(const onep_cuda *cuda, const char *operator_name, void *map, const void *address,
+                                    int element_size, int64_t rows, int64_t columns, int64_t stride, int box_rows)
 {
-    return cuda->capability / 10 == 9 && cuda->driver->cuLaunchKernelEx && cuda->driver->version >= EARLY_VERSION;
-}
-
-onepass_status onep_cuda_launch_early(const onep_cuda *cuda, const char *operator_name, const char *kernel,
-                                      unsigned grid, unsigned block, unsigned shared_bytes, const void *args)
-{
-    onep_cu_attribute early = {.id = ONEP_CU_PROGRAMMATIC, .value.allowed = 1};
-    onep_cu_launch shape = {
-        grid, 1, 1, block, 1, 1, shared_bytes, cuda->stream, &early, can_launch_early(cuda) ? 1 : 0};
-    return launch(cuda, operator_name, kernel, &shape, args);
-}
-
-/* ---- clusters and the copy engine -------------------------------------------------------------------------------- */
-
-int onep_cuda_has_copy_engine(const onep_cuda *cuda)
-{
-    return has_copy_engine(cuda->driver, cuda->capability / 10);
-}
-
-onepass_status onep_cuda_launch_cluster(const onep_cuda *cuda, const char *operator_name, const char *kernel,
-                                        unsigned grid, unsigned block, unsigned cluster, unsigned shared_bytes,
-                                        const void *args)
-{
-    onep_cu_attribute attributes[] = {{.id = ONEP_CU_CLUSTER, .value.blocks = {cluster, 1, 1}},
-                                      {.id = ONEP_CU_PROGRAMMATIC, .value.allowed = 1}};
-    onep_cu_launch shape = {
-        grid, 1, 1, block, 1, 1, shared_bytes, cuda->stream, attributes, can_launch_early(cuda) ? 2 : 1};
-    return launch(cuda, operator_name, kernel, &shape, args);
-}
-
-onepass_status onep_cuda_describe_matrix(const onep_cuda *cuda, const char *operator_name, void *map,
-                                         const void *address, int element_size, int64_t rows, int64_t columns,
-                                         int64_t stride, int box_rows)
-{
-    /* the driver's numbers: fp16, fp32; no interleaving; 16-byte pieces exchanged within 128; 128-byte promotion in the
-     * second-level cache (others made no difference); zeros outside */
-    enum { FP16 = 6, FP32 = 7, PLAIN = 0, EXCHANGED_128 = 3, PROMOTED_128 = 2, ZEROS = 0, PIECE = 128 };
+    /* the driver's numbers: fp16, fp32; no interleaving; the 128-byte swizzle; 128-byte promotion in the second-level
+     * cache (others made no difference); zeros outside */
+    enum { FP16 = 6, FP32 = 7, PLAIN = 0, SWIZZLE_128 = 3, PROMOTED_128 = 2, ZEROS = 0, PIECE = 128 };
     uint64_t extents[] = {(uint64_t)columns, (uint64_t)rows}, strides[] = {(uint64_t)stride};
     uint32_t box[] = {(uint32_t)(PIECE / element_size), (uint32_t)box_rows}, steps[] = {1, 1};
-    int error =
-        cuda->driver->cuTensorMapEncodeTiled(map, element_size == 2 ? FP16 : FP32, 2, (void *)(uintptr_t)address,
-                                             extents, strides, box, steps, PLAIN, EXCHANGED_128, PROMOTED_128, ZEROS);
+    int pushed;
+    int error = enter(cuda, &pushed); /* it only fills in the map, but refuses a thread without a context */
+    if (error == 0)
+        error =
+            cuda->driver->cuTensorMapEncodeTiled(map, element_size == 2 ? FP16 : FP32, 2, (void *)(uintptr_t)address,
+                                                 extents, strides, box, steps, PLAIN, SWIZZLE_128, PROMOTED_128, ZEROS);
+    leave(cuda, pushed);
     return error == 0 ? ONEPASS_OK : failed(ONEPASS_DEVICE_ERROR, operator_name, "cuTensorMapEncodeTiled", error);
 }
 
@@ -466,9 +423,12 @@ onep_products *onep_cuda_products(onep_cuda *cuda)
     return cuda->products;
 }
 
-onepass_status onep_cuda_pointer_check(const onep_cuda *cuda, const char *operator_name, const char *argument,
-                                       const void *pointer)
+/* Refuses an address that is not memory of this device: the host's, another device's, or unknown to the driver. One
+ * that the caller vouches for (onepass_config.trust_addresses) is not looked at. */
+static onepass_status check_address(const onepass_handle *handle, const char *operator_name, const char *argument,
+                                    const void *pointer)
 {
+    const onep_cuda *cuda = onep_cuda_of(handle);
     int attributes[] = {ONEP_CU_MEMORY_TYPE, ONEP_CU_IS_MANAGED, ONEP_CU_DEVICE_ORDINAL};
     unsigned memory_type = 0;
     unsigned managed = 0; /* the driver writes a byte or a word, as its release likes */
@@ -563,4 +523,89 @@ onepass_status onep_cuda_tickets_of(onep_cuda *cuda, const char *operator_name, 
 onepass_status onep_cuda_ticket(onep_cuda *cuda, const char *operator_name, unsigned **ticket)
 {
     return onep_cuda_tickets_of(cuda, operator_name, 1, ticket);
+}
+
+/* ---- the handle's device ------------------------------------------------------------------------------------------
+ */
+
+static void destroy(onep_cuda *cuda)
+{
+    if (cuda->tickets && cuda->driver->cuCtxPushCurrent(cuda->kernels->context) == 0) {
+        int mode = ONEP_CU_CAPTURE_RELAXED;
+        onep_cu_context *popped;
+        cuda->driver->cuThreadExchangeStreamCaptureMode(&mode);
+        onep_products_destroy(cuda->products);
+        while (cuda->tickets) {
+            ticket_page *page = cuda->tickets;
+            cuda->tickets = page->older;
+            cuda->driver->cuMemFree(page->words);
+            free(page);
+        }
+        cuda->driver->cuThreadExchangeStreamCaptureMode(&mode);
+        cuda->driver->cuCtxPopCurrent(&popped);
+    }
+    free(cuda);
+}
+
+static void close_device(onepass_handle *handle)
+{
+    destroy(onep_cuda_of(handle));
+}
+
+static int is_capturing(const onepass_handle *handle)
+{
+    return onep_cuda_is_capturing(onep_cuda_of(handle));
+}
+
+static const char *gemm_library(onepass_handle *handle, char *text, size_t size)
+{
+    onep_cuda_products(onep_cuda_of(handle)); /* one that does not start on this device is none */
+    return onep_products_describe(text, size) ? "cublaslt" : "none";
+}
+
+static const onep_device_class cuda_class = {
+    .check_address = check_address,
+    .is_capturing = is_capturing,
+    .close = close_device,
+    .gemm_library = gemm_library,
+    .allocate = onep_cuda_allocate,
+    .release = onep_cuda_release,
+    .copy = onep_cuda_copy,
+    .fill = onep_cuda_fill,
+    .wait = onep_cuda_wait,
+    .event_create = onep_cuda_event_create,
+    .event_destroy = onep_cuda_event_destroy,
+    .event_record = onep_cuda_event_record,
+    .event_elapsed = onep_cuda_event_elapsed,
+    .read_probe = onep_cuda_read_probe,
+};
+
+onepass_status onep_cuda_open(onepass_handle *handle, int32_t device, void *stream, int trust_addresses)
+{
+    const onep_driver *driver = onep_driver_get();
+    if (!driver)
+        return onep_fail(ONEPASS_NO_DEVICE, "create: config.device: cuda:%d; no CUDA driver can be used: %s",
+                         (int)device, onep_driver_missing());
+    if (device >= driver->devices)
+        return onep_fail(ONEPASS_NO_DEVICE, "create: config.device: cuda:%d; this machine has %d CUDA device%s",
+                         (int)device, driver->devices, driver->devices == 1 ? "" : "s");
+    onep_cuda *cuda = calloc(1, sizeof *cuda);
+    if (!cuda)
+        return onep_fail(ONEPASS_OUT_OF_MEMORY, "create: no memory for a device of %zu bytes", sizeof *cuda);
+    cuda->driver = driver;
+    cuda->ordinal = device;
+    cuda->trust_addresses = trust_addresses;
+
+    /* Another thread may be capturing a stream, and would otherwise lose its graph to the calls made here. */
+    int mode = ONEP_CU_CAPTURE_RELAXED;
+    driver->cuThreadExchangeStreamCaptureMode(&mode);
+    onepass_status status = fill(cuda, stream);
+    driver->cuThreadExchangeStreamCaptureMode(&mode);
+    if (status != ONEPASS_OK) {
+        destroy(cuda);
+        return status;
+    }
+    handle->device_state = cuda;
+    handle->device_class = &cuda_class;
+    return ONEPASS_OK;
 }

@@ -1,58 +1,63 @@
 /*
  * One CUDA device below a handle: its primary context (the one PyTorch and the CUDA runtime use too), the library's
- * kernels loaded there, the stream, a few words of memory for kernels to count in. A launch allocates, copies and waits
- * for nothing, so it can be captured into a graph; all that could be lazy is done when the handle is made.
+ * kernels, loaded and looked up when the device is opened, the stream, a few words of memory for kernels to count in. A
+ * launch allocates, copies and waits for nothing, so it can be captured into a graph; all that could be lazy is done
+ * when the handle is made.
  */
 #ifndef ONEP_DEVICE_H
 #define ONEP_DEVICE_H
 
-#include "onepass.h"
+#include "core/handle.h"
 
-typedef struct onep_cuda onep_cuda; /* what a CUDA handle owns */
+typedef struct onep_cuda onep_cuda;
 
 struct onep_products; /* product.h */
 
 /* Words of a page of tickets, and the most that one launch may ask for. */
 enum { ONEP_CUDA_TICKETS = 1024, ONEP_CUDA_LAUNCH_TICKETS = 257 };
 
-/* Makes a device ready. ONEPASS_NO_DEVICE where that is impossible on this machine or in this build. */
-onepass_status onep_cuda_create(int32_t device, void *stream, int trust_addresses, onep_cuda **out);
+/*
+ * Makes a device ready and the handle one of it. ONEPASS_NO_DEVICE where that is impossible on this machine. Destroying
+ * the handle closes it; the kernels stay loaded until the process ends.
+ */
+onepass_status onep_cuda_open(onepass_handle *handle, int32_t device, void *stream, int trust_addresses);
 
-/* NULL is allowed. The kernels stay loaded until the process ends. */
-void onep_cuda_destroy(onep_cuda *cuda);
+/* What a CUDA handle owns. */
+static inline onep_cuda *onep_cuda_of(const onepass_handle *handle)
+{
+    return (onep_cuda *)handle->device_state;
+}
+
+/* One launch, as plans keep it. */
+typedef struct onep_launch {
+    int kernel;            /* onep_kernel_id of cuda/kernels.h */
+    unsigned grid, block;  /* blocks, threads per block */
+    unsigned shared_bytes; /* beside what the kernel declares; may be all that a multiprocessor has */
+    unsigned cluster;      /* blocks per cluster; 0: no clusters */
+    int programmatic; /* programmatic dependent launch, where device and driver have it: the kernel itself waits for
+                         the one in front of it (pdl.cuh) */
+} onep_launch;
 
 /*
- * Puts one kernel on the stream: `grid` blocks of `block` threads, one structure as its only argument. A failure is
- * ONEPASS_DEVICE_ERROR in the driver's own words; one of an earlier kernel may show here too.
+ * Puts one kernel on the stream, with one structure as its only argument. A failure is ONEPASS_DEVICE_ERROR in the
+ * driver's own words; one of an earlier kernel may show here too.
  */
-onepass_status onep_cuda_launch(const onep_cuda *cuda, const char *operator_name, const char *kernel, unsigned grid,
-                                unsigned block, unsigned shared_bytes, const void *args);
+onepass_status onep_cuda_launch(const onep_cuda *cuda, const char *operator_name, const onep_launch *launch,
+                                const void *args);
+
+/* True if the device can run this kernel: some are for one generation of devices alone. */
+int onep_cuda_has_kernel(const onep_cuda *cuda, int kernel);
+
+/* True if device and driver have TMA and can launch clusters. */
+int onep_cuda_has_tma(const onep_cuda *cuda);
 
 /*
- * The same, for a kernel that waits by itself for the one in front of it (early.cuh): where device and driver can, it
- * is brought to the multiprocessors before that one has ended.
+ * The tensor map of a matrix of `rows` rows of `columns` elements of 2 (fp16) or 4 bytes (fp32), `stride` bytes apart,
+ * for TMA loads of boxes of 128 bytes by `box_rows` rows in the 128-byte swizzle; `map` has 128 bytes, aligned to 64.
+ * Address and stride: multiples of 16.
  */
-onepass_status onep_cuda_launch_early(const onep_cuda *cuda, const char *operator_name, const char *kernel,
-                                      unsigned grid, unsigned block, unsigned shared_bytes, const void *args);
-
-/* The same, with clusters of so many blocks; shared memory may be all that a multiprocessor has. */
-onepass_status onep_cuda_launch_cluster(const onep_cuda *cuda, const char *operator_name, const char *kernel,
-                                        unsigned grid, unsigned block, unsigned cluster, unsigned shared_bytes,
-                                        const void *args);
-
-/* True if the library has this kernel and the device can run it: some are for one generation of devices alone. */
-int onep_cuda_has_kernel(const onep_cuda *cuda, const char *kernel);
-
-/* True if device and driver can launch clusters and describe matrices to the copy engine. */
-int onep_cuda_has_copy_engine(const onep_cuda *cuda);
-
-/*
- * A matrix of `rows` rows of `columns` elements of 2 (fp16) or 4 bytes (fp32), `stride` bytes apart, for copies of
- * boxes of 128 bytes by `box_rows` rows; `map` has 128 bytes, aligned to 64. Address and stride: multiples of 16.
- */
-onepass_status onep_cuda_describe_matrix(const onep_cuda *cuda, const char *operator_name, void *map,
-                                         const void *address, int element_size, int64_t rows, int64_t columns,
-                                         int64_t stride, int box_rows);
+onepass_status onep_cuda_tensor_map(const onep_cuda *cuda, const char *operator_name, void *map, const void *address,
+                                    int element_size, int64_t rows, int64_t columns, int64_t stride, int box_rows);
 
 /*
  * Makes the device's context current for a library that launches kernels of its own, and undoes it. What that library
@@ -62,13 +67,11 @@ onepass_status onep_cuda_enter(const onep_cuda *cuda, const char *operator_name,
 void onep_cuda_leave(const onep_cuda *cuda, int mode);
 void *onep_cuda_stream(const onep_cuda *cuda);
 
-/* What the device multiplies matrices with; made at the first call, NULL if there is no memory for it. */
-struct onep_products *onep_cuda_products(onep_cuda *cuda);
+/* ONEPASS_OK for 0; otherwise the driver's error in its own words: "operator: what: CUDA_ERROR_...". */
+onepass_status onep_cuda_status(const char *operator_name, const char *what, int error);
 
-/* Refuses an address that is not memory of this device: the host's, another device's, or unknown to the driver. One
- * that the caller vouches for (onepass_config.trust_addresses) is not looked at. */
-onepass_status onep_cuda_pointer_check(const onep_cuda *cuda, const char *operator_name, const char *argument,
-                                       const void *pointer);
+/* The device's GEMM libraries; opened at the first call, NULL if there is no memory for it. */
+struct onep_products *onep_cuda_products(onep_cuda *cuda);
 
 /* True in the middle of a capture of the stream. */
 int onep_cuda_is_capturing(const onep_cuda *cuda);
@@ -105,7 +108,7 @@ typedef struct onep_cuda_info {
     int64_t l2_bytes;
     size_t memory_bytes;
     int driver_version; /* 13000 for CUDA 13.0 */
-    int copy_engine;    /* as onep_cuda_has_copy_engine says */
+    int has_tma;        /* as onep_cuda_has_tma says */
 } onep_cuda_info;
 
 /* False if there is no such device. */

@@ -1,10 +1,13 @@
-/* Finds libcuda.so.1 and its functions, once a process. See driver.h. Creates no context and allocates nothing. */
-#include "driver.h"
+/* Finds libcuda.so.1 and its functions, once per process. See driver.h. Creates no context and allocates nothing. */
+#include "cuda/driver.h"
 
 #include <dlfcn.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <string.h>
+
+#include "core/cancel.h"
+#include "core/loading.h"
 
 /* The functions in driver.h have had these symbols since CUDA 11.0. */
 enum { OLDEST_VERSION = 11000 };
@@ -67,6 +70,10 @@ static int start(void)
 
 static void load(void)
 {
+    if (!onep_can_load_libraries()) {
+        snprintf(missing, sizeof missing, "this program is linked statically: libcuda.so.1 cannot be loaded");
+        return;
+    }
     /* Never closed: a driver that has started threads of its own cannot be unloaded. */
     void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
     if (!library) {
@@ -80,13 +87,13 @@ static void load(void)
 
 const onep_driver *onep_driver_get(void)
 {
-    pthread_once(&once, load);
+    onep_load_once(&once, load);
     return missing[0] ? NULL : &driver;
 }
 
 const char *onep_driver_missing(void)
 {
-    pthread_once(&once, load);
+    onep_load_once(&once, load);
     return missing;
 }
 

@@ -30,7 +30,8 @@ enum {
     ONEP_CU_MAJOR = 75,
     ONEP_CU_MINOR = 76,
 
-    ONEP_CU_MAX_SHARED = 8, /* attributes of a function: bytes of shared memory a launch may ask for */
+    ONEP_CU_MAX_SHARED = 8,      /* attributes of a function: bytes of shared memory a launch may ask for, */
+    ONEP_CU_LARGE_CLUSTERS = 14, /* whether clusters may have more than 8 blocks */
 
     ONEP_CU_MEMORY_TYPE = 2, /* attributes of an address */
     ONEP_CU_IS_MANAGED = 8,
@@ -41,8 +42,8 @@ enum {
     ONEP_CU_NON_BLOCKING = 1,   /* of a stream: not ordered with the legacy stream */
     ONEP_CU_CAPTURE_GLOBAL = 0, /* of a capture: a call that is unsafe in one is an error, in any thread */
     ONEP_CU_CAPTURE_RELAXED = 2,
-    ONEP_CU_CLUSTER = 4,      /* of a launch: blocks that run together, */
-    ONEP_CU_PROGRAMMATIC = 6, /* and that it may begin before the one in front of it has ended */
+    ONEP_CU_CLUSTER = 4,      /* of a launch: blocks per cluster, */
+    ONEP_CU_PROGRAMMATIC = 6, /* and programmatic dependent launch */
     ONEP_CU_CAPTURING = 1,    /* what cuStreamIsCapturing says of a stream in the middle of a capture */
 };
 
@@ -80,6 +81,8 @@ enum {
     FUNCTION(cuMemGetInfo, "cuMemGetInfo_v2", (size_t * available, size_t * total))                                    \
     FUNCTION(cuMemcpyHtoD, "cuMemcpyHtoD_v2", (onep_cu_address to, const void *from, size_t bytes))                    \
     FUNCTION(cuMemcpyDtoH, "cuMemcpyDtoH_v2", (void *to, onep_cu_address from, size_t bytes))                          \
+    FUNCTION(cuMemcpyAsync, "cuMemcpyAsync",                                                                           \
+             (onep_cu_address to, onep_cu_address from, size_t bytes, onep_cu_stream * stream))                        \
     FUNCTION(cuMemsetD8Async, "cuMemsetD8Async",                                                                       \
              (onep_cu_address to, unsigned char value, size_t count, onep_cu_stream *stream))                          \
     FUNCTION(cuMemsetD32Async, "cuMemsetD32Async",                                                                     \
@@ -133,7 +136,7 @@ typedef struct onep_driver {
 #undef FUNCTION
     int (*cuLaunchKernelEx)(const onep_cu_launch *launch, onep_cu_function *function, void **parameters,
                             void **extra); /* NULL if the driver has none */
-    /* A matrix for the copy engine: in drivers since CUDA 12.0, NULL if this one has none. */
+    /* A tensor map, for TMA: in drivers since CUDA 12.0, NULL if this one has none. */
     int (*cuTensorMapEncodeTiled)(void *map, int type, uint32_t rank, void *address, const uint64_t *extents,
                                   const uint64_t *strides, const uint32_t *box, const uint32_t *steps, int interleave,
                                   int swizzle, int promotion, int fill);

@@ -5,7 +5,7 @@
 #ifndef ONEP_ELEM_CUH
 #define ONEP_ELEM_CUH
 
-#include "kl_args.h"
+#include "cuda/types.h"
 
 struct f16 {
     unsigned short bits;
@@ -79,7 +79,7 @@ template <class T> __device__ __forceinline__ void store_pack(T *to, const pack<
     *reinterpret_cast<uint4 *>(to) = *reinterpret_cast<const uint4 *>(&p);
 }
 
-/* All elements of a pack at once. Half types are taken from whole words: one instruction an element. */
+/* All elements of a pack at once. Half types are taken from whole words: one instruction per element. */
 template <class T> __device__ __forceinline__ void unpack(const pack<T> &p, typename element<T>::real *to)
 {
 #pragma unroll
@@ -105,6 +105,15 @@ template <> __device__ __forceinline__ void unpack<f16>(const pack<f16> &p, floa
         asm("{ .reg .f16 low, high; mov.b32 {low, high}, %2; cvt.f32.f16 %0, low; cvt.f32.f16 %1, high; }"
             : "=f"(to[2 * i]), "=f"(to[2 * i + 1])
             : "r"(words[i]));
+}
+
+__device__ __forceinline__ float multiply_add(float a, float b, float c)
+{
+    return fmaf(a, b, c);
+}
+__device__ __forceinline__ double multiply_add(double a, double b, double c)
+{
+    return fma(a, b, c);
 }
 
 /* One element of a type known only at run time. */

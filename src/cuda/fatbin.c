@@ -1,5 +1,5 @@
 /* The compiled kernels, byte for byte as the CUDA compiler wrote them. See fatbin.h. */
-#include "fatbin.h"
+#include "cuda/fatbin.h"
 
 /* IMAGE(name, file) for each .cu file, KERNEL(name, image) for each kernel, in order. */
 #define IMAGE(name, file)                                                                                              \
@@ -27,5 +27,4 @@ const onep_fatbin_kernel onep_fatbin_kernels[] = {
 };
 
 const int onep_fatbin_image_count = sizeof onep_fatbin_images / sizeof onep_fatbin_images[0];
-const int onep_fatbin_kernel_count = sizeof onep_fatbin_kernels / sizeof onep_fatbin_kernels[0];
 const char onep_fatbin_cuda[] = ONEPASS_CUDA_RELEASE;

@@ -1,8 +1,10 @@
 /*
  * Matrix products where cuBLASLt is missing or refuses: any strides, any types, sums in float or double in the order of
- * k. A block makes a 64 x 64 tile from 16 columns of both operands at a time, a thread 4 x 4 of it. Correct first.
+ * k. A block makes a 64 x 64 tile from 16 columns of both operands at a time, each thread 4 x 4 of it. Correct first.
  */
-#include "head_elem.cuh"
+#include "cuda/elem.cuh"
+#include "cuda/pdl.cuh"
+#include "cuda/product_args.h"
 
 /* Where row `row` of a side begins. */
 __device__ __forceinline__ const char *row_of(const onep_product_side &s, long long row)
@@ -41,7 +43,7 @@ template <class R> __device__ __forceinline__ void product(const onep_product_ar
     const long long m = blockIdx.x / a.n_tiles * TILE, n = blockIdx.x % a.n_tiles * TILE;
     const int x = threadIdx.x % 16, y = threadIdx.x / 16;
     R sum[4][4] = {};
-    wait_for_previous();
+    pdl_wait();
     for (long long k = 0; k < a.k; k += DEEP) {
         fill(left, a.a, m, a.m, k, a.k);
         fill(right, a.b, n, a.n, k, a.k);
@@ -75,13 +77,13 @@ template <class R> __device__ __forceinline__ void product(const onep_product_ar
         }
 }
 
-/* A strip of 32 columns a block, rows in 32 interleaved runs that are then added up in order; in double. */
+/* A strip of 32 columns per block, rows in 32 interleaved runs that are then added up in order; in double. */
 __device__ __forceinline__ void column_sums(const onep_column_sums_args &a)
 {
     __shared__ double room[32][33];
     const int lane = threadIdx.x & 31, run = threadIdx.x >> 5;
     const long long j = (long long)blockIdx.x * 32 + lane;
-    wait_for_previous();
+    pdl_wait();
     double sum = 0;
     if (j < a.columns)
 #pragma unroll 4
@@ -114,7 +116,7 @@ extern "C" __global__ void __launch_bounds__(ONEP_COLUMN_SUMS_THREADS, 1)
 /* c[m][n] += bias[n]: what the product before could not do itself. */
 extern "C" __global__ void __launch_bounds__(ONEP_PRODUCT_THREADS) onep_add_bias(const onep_product_args a)
 {
-    wait_for_previous();
+    pdl_wait();
     for (long long row = blockIdx.x; row < a.m; row += gridDim.x)
         for (long long n = threadIdx.x; n < a.n; n += ONEP_PRODUCT_THREADS) {
             char *at = const_cast<char *>(row_of(a.c, row)) + n * a.c.col_stride;

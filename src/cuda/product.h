@@ -1,33 +1,29 @@
 /*
  * A product of two matrices on the device: fp32 by the library's own kernels for tensor cores if that is wanted
  * (split.h); the rest by cuBLASLt where it is there and takes the operands, and by the library's plain kernel (any
- * strides, any types, slower) where not.
+ * strides, any types, slower) where not. A product is planned once, then run: engine, places in the workspace, kernels
+ * and their arguments are the plan's, and run only launches.
  */
 #ifndef ONEP_PRODUCT_H
 #define ONEP_PRODUCT_H
 
-#include "cublaslt.h"
-#include "device.h"
-#include "tensor.h"
+#include "core/tensor.h"
+#include "cuda/cublaslt.h"
+#include "cuda/device.h"
+#include "cuda/product_args.h"
+#include "cuda/split_args.h"
 
 typedef struct onep_products onep_products;
 
-/* What a device multiplies with. The context is current. NULL: no memory. */
+/* A device's GEMM libraries. The context is current. NULL: no memory. */
 onep_products *onep_products_create(void);
 void onep_products_destroy(onep_products *products); /* NULL is allowed */
 
 /*
- * For people: who multiplies, "libcublasLt.so.13, 13.1.0", or why it is the library's own kernel. Returns whether it is
- * cuBLASLt. Looks for the library if nobody has yet.
+ * For people: the GEMM library, "libcublasLt.so.13, 13.1.0", or why it is the library's own kernel. Returns whether it
+ * is cuBLASLt. Looks for the library if nobody has yet.
  */
 int onep_products_describe(char *text, size_t size);
-
-/* For tests of the kernels of split.h: how they are slowed down, held short of memory, chosen. Zeroed: as always. */
-typedef struct onep_split_trial {
-    int copy_delay, multiply_delay; /* nanoseconds, every chunk */
-    int units;                      /* of shared memory, 3 or more; 0: all there are */
-    int ampere;                     /* the kernel for devices without a copy engine */
-} onep_split_trial;
 
 /* c[m][n] = sum over k of a(m, k) b(n, k) + bias[n] */
 typedef struct onep_product {
@@ -43,32 +39,78 @@ typedef struct onep_product {
     onep_rows c_rows;
     onep_operand bias; /* absent: 0 */
     onep_product_math math;
-    const void *b_planes; /* what onep_split_prepare made of b before; or NULL. Then b itself is only looked at for
-                             rows with an infinity, or where the product cannot go that way */
-    int may_exchange;     /* tall: the operands may change places (split.h), so that c has other bits than with
-                             `partial`, no statistics are made, and b_planes are not looked at */
-    double *partial;      /* column statistics on the way, see onep_product_statistics_rows; NULL: not wanted */
-    onep_split_trial trial;
+    const void *b_planes; /* prepared planes of b (split.h); or NULL. Then b itself is only looked at for rows with an
+                             infinity, or where the product cannot go that way */
+    int may_exchange;     /* tall: the operands may change places (split.h), so that c has other bits, no statistics
+                             are made, and b_planes are not looked at */
 } onep_product;
 
+/* The launches of a product by split.h: those whose grid is 0 are not needed. */
+typedef struct onep_split_plan {
+    onep_launch split_left, split_right, multiply, merge;
+    onep_split_args left, right;
+    onep_split_product_args product;
+    onep_split_merge_args parts;
+    int exchanged;           /* a is the left operand */
+    int64_t statistics_rows; /* as in onep_matmul_plan */
+    int64_t part_depth;      /* depth of the parts whose sums are added up, that of all if there is one */
+    size_t bytes;
+} onep_split_plan;
+
+typedef enum onep_product_engine {
+    ONEP_ENGINE_NONE, /* an empty product */
+    ONEP_ENGINE_SPLIT,
+    ONEP_ENGINE_CUBLASLT,
+    ONEP_ENGINE_PLAIN, /* product.cu */
+} onep_product_engine;
+
+typedef struct onep_matmul_plan {
+    const char *operator_name;
+    onep_product_engine engine;
+    size_t bytes;            /* of workspace */
+    int64_t statistics_rows; /* rows of c of which the product can make column statistics while it has them in
+                                registers; 0: it cannot. See onep_matmul_statistics */
+    union {
+        onep_split_plan split;
+        struct {
+            const onep_lt_plan *lt; /* of cuBLASLt */
+            const void *a, *b, *bias;
+            void *c, *workspace;
+            onep_launch launch; /* of the plain kernel, or to add the bias after cuBLASLt; grid 0: none */
+            onep_product_args args;
+        } other;
+    } by;
+} onep_matmul_plan;
+
 /*
- * Bytes of workspace with which the product is fastest. Only m, n, k, the types of b and c, what is swapped, the math
- * and, with ONEP_MATH_SPLIT, strides and alignment of b are looked at; address and strides of a and c are not.
+ * Bytes of workspace that the product's plan may need at most, whatever a and c are like: only m, n, k, the types of b
+ * and c, what is swapped, the math and, with ONEP_MATH_SPLIT, strides and alignment of b are looked at.
  */
 size_t onep_product_workspace(onep_cuda *cuda, const onep_product *product);
 
+/* Plans for a workspace at that address, a multiple of 256. NULL: only the sizes in the plan mean anything, or, if no
+ * workspace is needed, all of it. */
+onepass_status onep_matmul_plan_make(onep_cuda *cuda, const onep_product *product, char *workspace,
+                                     onep_matmul_plan *plan);
+
 /*
- * Rows of c of which the product can make column statistics while it has them in registers, 0 if it cannot: with
- * `partial` it then writes mean and sum of squared deviations of every column over rows 0 to that, and so on:
- * [ceil(m / rows)][n][2].
+ * Has the product write mean and sum of squared deviations of every column of c over rows 0 to statistics_rows, and so
+ * on: partial[ceil(m / statistics_rows)][n][2].
  */
-int64_t onep_product_statistics_rows(onep_cuda *cuda, const onep_product *product);
+void onep_matmul_statistics(onep_matmul_plan *plan, double *partial);
 
-/* Puts it on the stream. The workspace is 256-byte aligned and has what onep_product_workspace says, or is NULL. */
-onepass_status onep_product_run(onep_cuda *cuda, const onep_product *product, void *workspace);
+/* Puts it on the stream. */
+onepass_status onep_matmul_run(onep_cuda *cuda, const onep_matmul_plan *plan);
 
-/* out[j] = sum over the rows of x[i][j], in double */
-onepass_status onep_column_sums(onep_cuda *cuda, const char *operator_name, const onep_operand *x,
-                                const onep_rows *rows, int64_t columns, const onep_operand *out);
+/* out[j] = sum over the rows of x[i][j], in double; grid 0: there is nothing to add up. */
+typedef struct onep_column_sums_plan {
+    onep_launch launch;
+    onep_column_sums_args args;
+} onep_column_sums_plan;
+
+onepass_status onep_column_sums_plan_make(const char *operator_name, const onep_operand *x, const onep_rows *rows,
+                                          int64_t columns, const onep_operand *out, onep_column_sums_plan *plan);
+onepass_status onep_column_sums_run(const onep_cuda *cuda, const char *operator_name,
+                                    const onep_column_sums_plan *plan);
 
 #endif

@@ -2,8 +2,8 @@
 #ifndef ONEP_SPLIT_CUH
 #define ONEP_SPLIT_CUH
 
-#include "halves.cuh"
-#include "split_args.h"
+#include "cuda/halves.cuh"
+#include "cuda/split_args.h"
 
 /* 2^n for -126 <= n <= 127. */
 __device__ __forceinline__ float power_of_two(int n)

@@ -9,7 +9,7 @@
 #ifndef ONEP_SPLIT_ARGS_H
 #define ONEP_SPLIT_ARGS_H
 
-#include "head_args.h"
+#include "cuda/matrix.h"
 
 enum {
     ONEP_SPLIT_CHUNK = 64,         /* of the depth: what tensor cores add up before it is added to the sum in fp32 */
@@ -29,8 +29,8 @@ typedef struct onep_split_side {
 } onep_split_side;
 
 /*
- * Splits it into planes of `pitch` fp16 a row; pitch: the depth rounded up to whole chunks, and what was not there is
- * 0. exponents: one a row, or one a chunk and row, [chunk][row], if chunks are scaled.
+ * Splits it into planes of `pitch` fp16 per row; pitch: the depth rounded up to whole chunks, and what was not there is
+ * 0. exponents: one per row, or one per chunk and row, [chunk][row], if chunks are scaled.
  */
 typedef struct onep_split_args {
     onep_split_side x;
@@ -39,7 +39,7 @@ typedef struct onep_split_args {
     long long rows, depth, pitch;
 } onep_split_args;
 
-/* The driver's description of a matrix for the copy engine. */
+/* A tensor map: the driver's description of a matrix for TMA. */
 typedef struct onep_tensor_map {
 #ifdef __cplusplus
     alignas(64)
@@ -52,11 +52,11 @@ typedef struct onep_tensor_map {
 /* The tiles of the product. */
 enum {
     ONEP_SPLIT_LEFT = 128,                /* rows of the left operand of a tile */
-    ONEP_SPLIT_UNIT = 32768,              /* bytes of shared memory copied at a time: 128 rows of one chunk */
-    ONEP_SPLIT_UNITS = 7,                 /* of them */
-    ONEP_SPLIT_SHARED = 7 * 32768 + 1024, /* bytes; the copy engine wants them at a multiple of 1024 */
+    ONEP_SPLIT_STAGE_BYTES = 32768,       /* of shared memory copied at a time: 128 rows of one chunk */
+    ONEP_SPLIT_STAGES = 7,                /* of them */
+    ONEP_SPLIT_SHARED = 7 * 32768 + 1024, /* bytes; TMA wants them at a multiple of 1024 */
     ONEP_SPLIT_PRODUCT_THREADS = 384,     /* 128 that copy, 256 that multiply */
-    ONEP_SPLIT_AMPERE_LEFT = 64,          /* without a copy engine: rows of a tile, */
+    ONEP_SPLIT_AMPERE_LEFT = 64,          /* without TMA: rows of a tile, */
     ONEP_SPLIT_AMPERE_RIGHT = 128,
     ONEP_SPLIT_AMPERE_SHARED = 2 * 2 * 64 * 2 * (64 + 128), /* two chunks of both planes of both, */
     ONEP_SPLIT_AMPERE_THREADS = 256,
@@ -69,21 +69,20 @@ enum {
  */
 typedef struct onep_split_product_args {
     onep_tensor_map left[2], right[2]; /* high and low; left: only the first if it is not split */
-    const unsigned short *left_high, *left_low, *right_high, *right_low; /* the planes, without a copy engine */
+    const unsigned short *left_high, *left_low, *right_high, *right_low; /* the planes, without TMA */
     const unsigned char *left_exponents, *right_exponents;
     onep_split_side left_side, right_side; /* for rows with an infinity */
     char *c;
     long long c_left_stride, c_right_stride; /* bytes */
-    onep_head_matrix bias;
+    onep_matrix bias;
     long long left_rows, right_rows, depth, pitch;
-    int bias_right; /* the bias is there, and belongs to right rows; only with a copy engine */
+    int bias_right; /* the bias is there, and belongs to right rows; only with TMA */
     int left_tiles, right_tiles, chunks;
     int splits, split_chunks; /* few tiles: the depth is cut into so many parts of so many chunks, */
     long long split_stride;   /* and each part makes a c of its own, so many bytes on */
     int blocks;               /* of a cluster: 1 or 2 */
-    int units;                /* of shared memory in use, 3 or more */
+    int stages;               /* of shared memory in use, 3 or more */
     double *partial; /* [right tile][left row] (mean, sum of squared deviations) over the tile's right rows; or NULL */
-    int delays[2];   /* nanoseconds that copying and multiplying sleep every chunk: for tests */
 } onep_split_product_args;
 
 /* c[i][j] = sum of its parts in their order + bias[j] */
@@ -91,7 +90,7 @@ typedef struct onep_split_merge_args {
     const float *parts; /* splits x m x n */
     char *c;
     long long c_row_stride, c_col_stride; /* bytes */
-    onep_head_matrix bias;
+    onep_matrix bias;
     long long m, n;
     int splits;
 } onep_split_merge_args;

@@ -5,8 +5,8 @@
  * outside the planes is written.
  * And the sum of a product that was made in parts.
  */
-#include "early.cuh"
-#include "split.cuh"
+#include "cuda/pdl.cuh"
+#include "cuda/split.cuh"
 
 /* Four neighbours along the depth; 0 beyond its end. */
 __device__ __forceinline__ float4 load_four(const char *row, long long stride, bool packed, long long k,
@@ -41,7 +41,7 @@ __device__ __forceinline__ void store_four(const onep_split_args &a, long long a
     *reinterpret_cast<uint2 *>(a.low + at) = low;
 }
 
-/* ---- by rows, a block a row, the depth along memory -------------------------------------------------------------- */
+/* ---- by rows, one block per row, the depth along memory------------------------------------------------------------ */
 
 __device__ __forceinline__ float largest_of_warp(float x)
 {
@@ -80,8 +80,8 @@ extern "C" __global__ void __launch_bounds__(ONEP_SPLIT_THREADS, 8) onep_split_r
     const long long row = blockIdx.x;
     const char *from = a.x.data + row * a.x.row_stride;
     const int fours = is_packed(a, from) ? (int)(a.depth / 4) : 0;
-    wait_for_previous();
-    let_next_begin();
+    pdl_wait();
+    pdl_launch_dependents();
     float most = 0;
 #pragma unroll 2
     for (int i = threadIdx.x; i < fours; i += ONEP_SPLIT_THREADS)
@@ -98,7 +98,7 @@ extern "C" __global__ void __launch_bounds__(ONEP_SPLIT_THREADS, 8) onep_split_r
         store_four(a, row * a.pitch + k, load_four(from, a.x.depth_stride, false, k, a.depth), scale);
 }
 
-/* A row of whole, aligned fours, up to EACH a thread, is held in registers and read once. */
+/* A row of whole, aligned fours, up to EACH per thread, is held in registers and read once. */
 template <int THREADS, int EACH> __device__ __forceinline__ void split_held_row(const onep_split_args &a)
 {
     const long long row = blockIdx.x;
@@ -106,8 +106,8 @@ template <int THREADS, int EACH> __device__ __forceinline__ void split_held_row(
     const int fours = (int)(a.depth / 4), stored = (int)(a.pitch / 4);
     float4 x[EACH];
     float most = 0;
-    wait_for_previous();
-    let_next_begin();
+    pdl_wait();
+    pdl_launch_dependents();
 #pragma unroll
     for (int i = 0; i < EACH; i++) {
         const int at = i * THREADS + (int)threadIdx.x;
@@ -159,7 +159,7 @@ __device__ __forceinline__ void split_eight(const float *x, float scale, uint4 &
 }
 
 /*
- * ---- by rows, 32 rows a block, rows side by side in memory
+ * ---- by rows, 32 rows per block, rows side by side in memory
  * A lane has a row, and its warp 16 of the depth at a time: element (lane, k) comes from 128 bytes that the warp reads
  * at once. Planes are written the other way round, along the depth.
  */
@@ -220,8 +220,8 @@ extern "C" __global__ void __launch_bounds__(ONEP_SPLIT_THREADS, 2) onep_split_c
     enum { STEP = ONEP_SPLIT_THREADS / 2 };
     const long long first_row = (long long)blockIdx.x * ONEP_SPLIT_STRIP, row = first_row + threadIdx.x % 32;
     const int first = threadIdx.x / 32 * ACROSS_EACH;
-    wait_for_previous();
-    let_next_begin();
+    pdl_wait();
+    pdl_launch_dependents();
     float x[ACROSS_EACH], most = 0;
 #pragma unroll 1
     for (long long k = first; k < a.depth; k += STEP) {
@@ -243,8 +243,8 @@ extern "C" __global__ void __launch_bounds__(ONEP_SPLIT_HELD_THREADS) onep_split
     const long long first_row = (long long)blockIdx.x * ONEP_SPLIT_STRIP, row = first_row + threadIdx.x % 32;
     const int first = threadIdx.x / 32 * ACROSS_EACH;
     float x[TIMES][ACROSS_EACH], most = 0;
-    wait_for_previous();
-    let_next_begin();
+    pdl_wait();
+    pdl_launch_dependents();
 #pragma unroll
     for (int i = 0; i < TIMES; i++)
         load_across(a, row, first + i * STEP, x[i]);
@@ -269,8 +269,8 @@ extern "C" __global__ void __launch_bounds__(ONEP_SPLIT_THREADS) onep_split_chun
     const bool inside = item < a.rows * chunks;
     const long long row = inside ? item / chunks : 0, chunk = inside ? item % chunks : 0;
     const long long k = chunk * ONEP_SPLIT_CHUNK + threadIdx.x % 16 * 4;
-    wait_for_previous();
-    let_next_begin();
+    pdl_wait();
+    pdl_launch_dependents();
     const char *from = a.x.data + row * a.x.row_stride;
     const float4 x = load_four(from, a.x.depth_stride, is_packed(a, from), k, a.depth);
     float most = largest_of(x, 0);
@@ -291,8 +291,8 @@ extern "C" __global__ void __launch_bounds__(ONEP_SPLIT_THREADS) onep_split_chun
     const long long strips = (a.rows + ONEP_SPLIT_STRIP - 1) / ONEP_SPLIT_STRIP;
     const long long item = (long long)blockIdx.x * (ONEP_SPLIT_THREADS / 32) + threadIdx.x / 32;
     const long long row = item % strips * ONEP_SPLIT_STRIP + threadIdx.x % 32, chunk = item / strips;
-    wait_for_previous();
-    let_next_begin();
+    pdl_wait();
+    pdl_launch_dependents();
     if (row >= a.rows || chunk * ONEP_SPLIT_CHUNK >= a.pitch)
         return;
     float x[ONEP_SPLIT_CHUNK];
@@ -313,8 +313,8 @@ extern "C" __global__ void __launch_bounds__(ONEP_SPLIT_THREADS) onep_split_chun
 extern "C" __global__ void __launch_bounds__(ONEP_SPLIT_THREADS) onep_split_merge(const onep_split_merge_args a)
 {
     const long long count = a.m * a.n;
-    wait_for_previous();
-    let_next_begin();
+    pdl_wait();
+    pdl_launch_dependents();
     for (long long e = (long long)blockIdx.x * ONEP_SPLIT_THREADS + threadIdx.x; e < count;
          e += (long long)gridDim.x * ONEP_SPLIT_THREADS) {
         const long long i = e / a.n, j = e % a.n;

@@ -6,9 +6,9 @@
  * A block makes a tile of 64 rows of the left operand by 128 of the right one, eight warps 32 by 32 each. One chunk of
  * both, 48 KB, is multiplied while the next is copied: 96 KB, what the smallest of these devices have.
  */
-#include "ampere.cuh"
-#include "early.cuh"
-#include "split.cuh"
+#include "cuda/ampere.cuh"
+#include "cuda/pdl.cuh"
+#include "cuda/split.cuh"
 
 enum {
     LEFT = ONEP_SPLIT_AMPERE_LEFT,
@@ -37,8 +37,8 @@ __device__ __forceinline__ void copy_rows(unsigned to, const unsigned short *hig
         const int row = (e + (int)threadIdx.x) / 8, piece = threadIdx.x % 8;
         const bool inside = first + row < rows;
         const long long at = (inside ? first + row : 0) * pitch + chunk * ONEP_SPLIT_CHUNK + piece * 8;
-        copy_piece(piece_at(to, row, piece), high + at, inside);
-        copy_piece(piece_at(to + COUNT * ROW_BYTES, row, piece), low + at, inside);
+        cp_async_16(piece_at(to, row, piece), high + at, inside);
+        cp_async_16(piece_at(to + COUNT * ROW_BYTES, row, piece), low + at, inside);
     }
 }
 
@@ -50,16 +50,16 @@ __device__ __forceinline__ void multiply_slice(float (&chunk)[2][4][4], unsigned
     unsigned left[2][4], right[2][4];
 #pragma unroll
     for (int m = 0; m < 2; m++)
-        load_matrices(piece_at(left_plane, left_row + 16 * m + lane % 16, 2 * slice + lane / 16), left[m]);
+        ldmatrix_x4(piece_at(left_plane, left_row + 16 * m + lane % 16, 2 * slice + lane / 16), left[m]);
 #pragma unroll
     for (int n = 0; n < 2; n++)
-        load_matrices(piece_at(right_plane, right_row + 16 * n + lane / 16 * 8 + lane % 8, 2 * slice + lane / 8 % 2),
+        ldmatrix_x4(piece_at(right_plane, right_row + 16 * n + lane / 16 * 8 + lane % 8, 2 * slice + lane / 8 % 2),
                       right[n]);
 #pragma unroll
     for (int m = 0; m < 2; m++)
 #pragma unroll
         for (int n = 0; n < 4; n++)
-            multiply(chunk[m][n], left[m], right[n / 2][n % 2 * 2], right[n / 2][n % 2 * 2 + 1]);
+            mma(chunk[m][n], left[m], right[n / 2][n % 2 * 2], right[n / 2][n % 2 * 2 + 1]);
 }
 
 extern "C" __global__ void __launch_bounds__(ONEP_SPLIT_AMPERE_THREADS)
@@ -75,12 +75,12 @@ extern "C" __global__ void __launch_bounds__(ONEP_SPLIT_AMPERE_THREADS)
     const long long row = left + left_row + lane / 4;
     float sums[2][4][4] = {};
     int bases[4] = {}, largest[4] = {};
-    wait_for_previous();
-    let_next_begin();
+    pdl_wait();
+    pdl_launch_dependents();
 
     copy_rows<LEFT>(shared, a.left_high, a.left_low, left, a.left_rows, a.pitch, 0);
     copy_rows<RIGHT>(shared + 2 * LEFT_BYTES, a.right_high, a.right_low, right, a.right_rows, a.pitch, 0);
-    copies_commit();
+    cp_async_commit();
 #pragma unroll 1
     for (int k = 0; k < a.chunks; k++) {
         const unsigned stage = shared + k % 2 * STAGE;
@@ -89,7 +89,7 @@ extern "C" __global__ void __launch_bounds__(ONEP_SPLIT_AMPERE_THREADS)
             copy_rows<LEFT>(next, a.left_high, a.left_low, left, a.left_rows, a.pitch, k + 1);
             copy_rows<RIGHT>(next + 2 * LEFT_BYTES, a.right_high, a.right_low, right, a.right_rows, a.pitch, k + 1);
         }
-        copies_commit(); /* an empty one in the end: the count below stays right */
+        cp_async_commit(); /* an empty one in the end: the count below stays right */
         float factor[4];
 #pragma unroll
         for (int r = 0; r < 4; r++) {
@@ -99,7 +99,7 @@ extern "C" __global__ void __launch_bounds__(ONEP_SPLIT_AMPERE_THREADS)
             factor[r] = chunk_factor(exponent, bases[r]);
             largest[r] = exponent > largest[r] ? exponent : largest[r];
         }
-        copies_wait_but_one();
+        cp_async_wait_1();
         __syncthreads(); /* everyone's pieces are there */
         const unsigned left_high = stage, left_low = stage + LEFT_BYTES;
         const unsigned right_high = stage + 2 * LEFT_BYTES, right_low = right_high + RIGHT_BYTES;

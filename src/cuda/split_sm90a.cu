@@ -7,38 +7,43 @@
  * the small products, then the large ones; each chunk's sums are then added to the tile's by an FMA that rounds, and
  * that takes the chunk's power of two along. docs/numerics.md has the bound; the bits depend on the operands alone.
  *
- * A tile is 128 rows of the left operand by 2 x 128 (or 128, or 64) of the right one. Shared memory is a ring of units
- * of 32 KB: a chunk is one unit of the left operand, then one for each 128 rows of the right one. One thread has the
- * copy engine fill units; eight warps, 16 left rows each, empty them. Two blocks of a cluster work side by side on
- * neighbouring left rows and the same right ones, and each copies half of those to both.
+ * A tile is 128 rows of the left operand by 2 x 128 (or 128, or 64) of the right one. Shared memory is a ring of stages
+ * of 32 KB: a chunk is one stage of the left operand, then one for each 128 rows of the right one. One thread has TMA
+ * fill stages; eight warps, 16 left rows each, multiply from them (WGMMA) and release them. Two blocks of a cluster work
+ * side by side on neighbouring left rows and the same right ones, and each multicasts half of those to both.
  *
  * The left operand may come as it is, in fp32: its fragments are then split in registers, once for all right rows of
  * the tile. Nothing but c, and for its columns the statistics of batch normalisation, is written.
  */
-#include "early.cuh"
-#include "hopper.cuh"
-#include "split.cuh"
+#include "cuda/pdl.cuh"
+#include "cuda/hopper.cuh"
+#include "cuda/split.cuh"
+
+/* Where tests slow copying (0) and multiplying (1) down, every chunk; nothing in the library. */
+#ifndef ONEP_SPLIT_PAUSE
+#define ONEP_SPLIT_PAUSE(which)
+#endif
 
 /* How the left operand lies: split already; fp32, the depth along memory; fp32, rows side by side in memory. */
 enum left_kind { PLANES, ALONG, ACROSS };
 
 enum {
-    HALF_UNIT = ONEP_SPLIT_UNIT / 2,
+    HALF_STAGE = ONEP_SPLIT_STAGE_BYTES / 2,
     SLICES = ONEP_SPLIT_CHUNK / 16, /* of a chunk: what one instruction multiplies */
     WARPS = 8,                      /* that multiply */
 };
 
-/* ---- copying ----------------------------------------------------------------------------------------------------- */
+/* ---- TMA ----------------------------------------------------------------------------------------------------- */
 
-/* A place in the ring, and how often it has gone round (mod 2). */
-struct place {
-    int unit;
-    unsigned parity;
-    __device__ __forceinline__ void advance(int units)
+/* A stage of the ring, and the phase of its mbarriers: how often the ring has gone round (mod 2). */
+struct ring_position {
+    int stage;
+    unsigned phase;
+    __device__ __forceinline__ void advance(int stages)
     {
-        if (++unit == units) {
-            unit = 0;
-            parity ^= 1;
+        if (++stage == stages) {
+            stage = 0;
+            phase ^= 1;
         }
     }
 };
@@ -48,37 +53,37 @@ __device__ __forceinline__ void copy_left(const onep_split_product_args &a, unsi
                                           int row)
 {
     if (KIND == PLANES) {
-        copy_box(to, &a.left[0], barrier, k, row);
-        copy_box(to + HALF_UNIT, &a.left[1], barrier, k, row);
+        tma_load(to, &a.left[0], barrier, k, row);
+        tma_load(to + HALF_STAGE, &a.left[1], barrier, k, row);
     } else if (KIND == ALONG) { /* 128 rows of 32 floats, twice */
-        copy_box(to, &a.left[0], barrier, k, row);
-        copy_box(to + HALF_UNIT, &a.left[0], barrier, k + 32, row);
+        tma_load(to, &a.left[0], barrier, k, row);
+        tma_load(to + HALF_STAGE, &a.left[0], barrier, k + 32, row);
     } else { /* 64 deep by 32 rows, four times */
         for (int i = 0; i < 4; i++)
-            copy_box(to + i * (ONEP_SPLIT_UNIT / 4), &a.left[0], barrier, row + 32 * i, k);
+            tma_load(to + i * (ONEP_SPLIT_STAGE_BYTES / 4), &a.left[0], barrier, row + 32 * i, k);
     }
 }
 
-/* Planes of WIDTH rows; of two blocks each copies half of the rows to both. */
+/* Planes of WIDTH rows; of two blocks each multicasts half of the rows to both. */
 template <int WIDTH>
 __device__ __forceinline__ void copy_right(const onep_split_product_args &a, unsigned to, unsigned barrier, int k,
                                            int row, int rank, int blocks)
 {
     if (blocks == 1) {
-        copy_box(to, &a.right[0], barrier, k, row);
-        copy_box(to + HALF_UNIT, &a.right[1], barrier, k, row);
+        tma_load(to, &a.right[0], barrier, k, row);
+        tma_load(to + HALF_STAGE, &a.right[1], barrier, k, row);
         return;
     }
     row += rank * (WIDTH / 2);
     to += rank * (WIDTH / 2 * 128);
-    copy_box_to(to, &a.right[0], barrier, k, row, 3);
-    copy_box_to(to + HALF_UNIT, &a.right[1], barrier, k, row, 3);
+    tma_load_multicast(to, &a.right[0], barrier, k, row, 3);
+    tma_load_multicast(to + HALF_STAGE, &a.right[1], barrier, k, row, 3);
 }
 
 /* ---- the left operand in registers ------------------------------------------------------------------------------- */
 
 /*
- * A thread has row f of its warp's 16, and row f + 8, of every fragment. Along the depth rows are taken in the order
+ * Each thread has row f of its warp's 16, and row f + 8, of every fragment. Along the depth rows are taken in the order
  * 0 2 4 6 1 3 5 7: then no two threads that read at once meet in a bank of shared memory.
  */
 template <int KIND> __device__ __forceinline__ unsigned row_of_thread()
@@ -88,21 +93,21 @@ template <int KIND> __device__ __forceinline__ unsigned row_of_thread()
 }
 
 /*
- * Where in a unit of floats the thread's first one lies: depth 2 q of its row. The copy engine exchanges the 16-byte
- * pieces of every 128 bytes by the number (mod 8) of those: bits 4 to 6 of an address are combined with bits 7 to 9.
+ * Where in a stage of floats the thread's first one lies: depth 2 q of its row. TMA swizzles the 16-byte pieces of every
+ * 128 bytes by the number (mod 8) of those: bits 4 to 6 of an address are combined with bits 7 to 9.
  *
- *   ALONG   a row has 128 bytes, 32 deep; the other 32 are half a unit on
- *   ACROSS  one deep has 128 bytes, 32 rows; the next 32 rows are a quarter of a unit on
+ *   ALONG   a row has 128 bytes, 32 deep; the other 32 are half a stage on
+ *   ACROSS  one deep has 128 bytes, 32 rows; the next 32 rows are a quarter of a stage on
  */
-template <int KIND> __device__ __forceinline__ unsigned first_place(unsigned row, unsigned q)
+template <int KIND> __device__ __forceinline__ unsigned first_offset(unsigned row, unsigned q)
 {
     return KIND == ALONG ? row * 128 + ((8 * q) ^ (row % 8 * 16))
-                         : row / 32 * (ONEP_SPLIT_UNIT / 4) + 2 * q * 128 + ((row % 32 * 4) ^ (2 * q * 16));
+                         : row / 32 * (ONEP_SPLIT_STAGE_BYTES / 4) + 2 * q * 128 + ((row % 32 * 4) ^ (2 * q * 16));
 }
 
 /*
- * The thread's part of a unit: depth 16 j + 8 h + 2 q and the next of both rows, in x[j][h][r]. Units lie at multiples
- * of 128, so bits of a place can be combined in the address.
+ * The thread's part of a stage: depth 16 j + 8 h + 2 q and the next of both rows, in x[j][h][r]. Stages lie at multiples
+ * of 128, so the bits of an offset can be combined in the address.
  */
 template <int KIND> __device__ __forceinline__ void load_left(unsigned at, float2 (&x)[SLICES][2][2])
 {
@@ -113,7 +118,7 @@ template <int KIND> __device__ __forceinline__ void load_left(unsigned at, float
 #pragma unroll
             for (int r = 0; r < 2; r++) {
                 if (KIND == ALONG) {
-                    x[j][h][r] = load_shared_two((at ^ (j % 2 * 64 + h * 32)) + j / 2 * HALF_UNIT + r * (8 * 128));
+                    x[j][h][r] = load_shared_two((at ^ (j % 2 * 64 + h * 32)) + j / 2 * HALF_STAGE + r * (8 * 128));
                 } else {
                     const int deep = (16 * j + 8 * h) * 128;
                     x[j][h][r].x = load_shared((at ^ (r * 32)) + deep);
@@ -173,13 +178,13 @@ __device__ __forceinline__ void load_exponents(const onep_split_product_args &a,
     to[1] = row + 8 < a.left_rows ? from[8] : (int)ONEP_SPLIT_LEAST;
 }
 
-/* A warp is done with a unit: to the barriers of the cluster's blocks, as either may copy to it. */
-__device__ __forceinline__ void let_go(unsigned barrier, int blocks)
+/* A warp releases a stage, at the mbarriers of all blocks of the cluster: either may copy to it. */
+__device__ __forceinline__ void release(unsigned barrier, int blocks)
 {
-    if (elected()) {
-        barrier_arrive_at(barrier, 0);
+    if (elect_one()) {
+        mbarrier_arrive_cluster(barrier, 0);
         if (blocks > 1)
-            barrier_arrive_at(barrier, 1);
+            mbarrier_arrive_cluster(barrier, 1);
     }
 }
 
@@ -196,7 +201,7 @@ struct row_statistics {
     double n, mean, m2;
 };
 
-/* Elements measured from the first; see head_stats.cuh. */
+/* Elements measured from the first, so that large means cost no digits. */
 struct row_sums {
     float origin, s1, s2;
     int n;
@@ -401,62 +406,62 @@ __device__ __forceinline__ void split_product(const onep_split_product_args &a)
 {
     enum { RIGHT = WIDTH * HALVES, RIGHT_BYTES = 2 * 128 * WIDTH };
     ONEP_DYNAMIC_SHARED(room);
-    alignas(8) __shared__ unsigned long long full[ONEP_SPLIT_UNITS], empty[ONEP_SPLIT_UNITS];
+    alignas(8) __shared__ unsigned long long full[ONEP_SPLIT_STAGES], empty[ONEP_SPLIT_STAGES];
     /*
      * The same in all lanes, and known to be: or every product would fetch its descriptors from vector registers. And
      * asked of lane 0: or the compiler would make addresses anew in every chunk, where the tensor cores wait for them.
      */
-    const int group = of_lane_0(threadIdx.x / 128), warp = of_lane_0(threadIdx.x / 32 % 4);
-    const unsigned ring = of_lane_0((shared_address(room) + 1023) / 1024 * 1024);
-    const unsigned fulls = of_lane_0(shared_address(full)), empties = of_lane_0(shared_address(empty));
+    const int group = from_lane_0(threadIdx.x / 128), warp = from_lane_0(threadIdx.x / 32 % 4);
+    const unsigned ring = from_lane_0((shared_address(room) + 1023) / 1024 * 1024);
+    const unsigned fulls = from_lane_0(shared_address(full)), empties = from_lane_0(shared_address(empty));
     /* a cluster of one block or two, with numbers that follow each other */
     const int blocks = a.blocks, rank = (int)blockIdx.x & (blocks - 1);
     const int cluster = (int)blockIdx.x >> (blocks - 1), clusters = (int)gridDim.x >> (blocks - 1);
     const int tiles = ((a.left_tiles + blocks - 1) >> (blocks - 1)) * a.right_tiles * a.splits;
 
     if (threadIdx.x == 0) {
-        for (int i = 0; i < a.units; i++) {
-            barrier_init(fulls + 8 * i, 1);
-            barrier_init(empties + 8 * i, WARPS * blocks);
+        for (int i = 0; i < a.stages; i++) {
+            mbarrier_init(fulls + 8 * i, 1);
+            mbarrier_init(empties + 8 * i, WARPS * blocks);
         }
-        barrier_init_done();
+        mbarrier_init_fence();
     }
-    cluster_sync(); /* or a block's copies could arrive at a barrier that is not there yet */
-    wait_for_previous();
-    let_next_begin();
+    cluster_sync(); /* or a block's copies could arrive at an mbarrier that is not there yet */
+    pdl_wait();
+    pdl_launch_dependents();
 
-    place at = {0, 0};
+    ring_position at = {0, 0};
     if (group == 0) {
-        give_registers<24>();
-        if (warp == 0 && elected()) {
-            fetch_map(&a.left[0]);
-            fetch_map(&a.right[0]);
-            fetch_map(&a.right[1]);
+        setmaxnreg_dec<24>();
+        if (warp == 0 && elect_one()) {
+            prefetch_tensormap(&a.left[0]);
+            prefetch_tensormap(&a.right[0]);
+            prefetch_tensormap(&a.right[1]);
             for (int tile = cluster; tile < tiles; tile += clusters) {
                 const job mine = job_of(a, tile, rank);
                 const int right = mine.right_tile * RIGHT;
+#pragma unroll 1 /* 24 registers hold no more */
                 for (int k = mine.begin; k < mine.end; k++)
 #pragma unroll
                     for (int u = 0; u <= HALVES; u++) {
-                        if (a.delays[0])
-                            __nanosleep(a.delays[0]);
-                        /* both blocks' warps have let go of the unit: a copy may go to either */
-                        barrier_wait(empties + 8 * at.unit, at.parity ^ 1);
-                        const unsigned barrier = fulls + 8 * at.unit;
-                        const unsigned to = ring + at.unit * ONEP_SPLIT_UNIT;
-                        barrier_expect(barrier, u == 0 ? (int)ONEP_SPLIT_UNIT : (int)RIGHT_BYTES);
+                        ONEP_SPLIT_PAUSE(0);
+                        /* both blocks' warps have released the stage: a copy may go to either */
+                        mbarrier_wait(empties + 8 * at.stage, at.phase ^ 1);
+                        const unsigned barrier = fulls + 8 * at.stage;
+                        const unsigned to = ring + at.stage * ONEP_SPLIT_STAGE_BYTES;
+                        mbarrier_arrive_expect_tx(barrier, u == 0 ? (int)ONEP_SPLIT_STAGE_BYTES : (int)RIGHT_BYTES);
                         if (u == 0)
                             copy_left<KIND>(a, to, barrier, k * ONEP_SPLIT_CHUNK, mine.left);
                         else
                             copy_right<WIDTH>(a, to, barrier, k * ONEP_SPLIT_CHUNK, right + (u - 1) * WIDTH, rank,
                                               blocks);
-                        at.advance(a.units);
+                        at.advance(a.stages);
                     }
             }
         }
     } else {
-        take_registers<240>();
-        const unsigned row = row_of_thread<KIND>(), q = threadIdx.x % 4, first = first_place<KIND>(row, q);
+        setmaxnreg_inc<240>();
+        const unsigned row = row_of_thread<KIND>(), q = threadIdx.x % 4, first = first_offset<KIND>(row, q);
         for (int tile = cluster; tile < tiles; tile += clusters) {
             const job mine = job_of(a, tile, rank);
             float sums[HALVES][WIDTH / 2], chunk[WIDTH / 2];
@@ -471,18 +476,18 @@ __device__ __forceinline__ void split_product(const onep_split_product_args &a)
                 load_exponents(a, mine.begin, mine.left + (int)row, ahead);
             for (int k = mine.begin; k < mine.end; k++) {
                 unsigned high[SLICES][4], low[SLICES][4], exponents;
-                const int left_unit = at.unit;
-                barrier_wait(fulls + 8 * at.unit, at.parity);
+                const int left_stage = at.stage;
+                mbarrier_wait(fulls + 8 * at.stage, at.phase);
                 if (KIND == PLANES) {
                     exponents = both_rows(ahead[0], ahead[1]);
                     if (k + 1 < mine.end) /* of the next chunk: they are far away */
                         load_exponents(a, k + 1, mine.left + (int)row, ahead);
                 } else {
-                    take_left<KIND>(ring + at.unit * ONEP_SPLIT_UNIT + first, high, low, exponents);
-                    __syncwarp(); /* every lane has read its part of the unit */
-                    let_go(empties + 8 * at.unit, blocks);
+                    take_left<KIND>(ring + at.stage * ONEP_SPLIT_STAGE_BYTES + first, high, low, exponents);
+                    __syncwarp(); /* every lane has read its part of the stage */
+                    release(empties + 8 * at.stage, blocks);
                 }
-                at.advance(a.units);
+                at.advance(a.stages);
                 if (k == mine.begin)
                     bases = both_rows(first_base(of_row(exponents, 0)), first_base(of_row(exponents, 1)));
                 largest = __vmaxu2(largest, exponents);
@@ -490,54 +495,53 @@ __device__ __forceinline__ void split_product(const onep_split_product_args &a)
                                          chunk_factor(of_row(exponents, 1), of_row(bases, 1))};
 #pragma unroll
                 for (int h = 0; h < HALVES; h++) {
-                    barrier_wait(fulls + 8 * at.unit, at.parity);
-                    const unsigned from = ring + at.unit * ONEP_SPLIT_UNIT;
-                    const unsigned long long right_high = tile_descriptor(from);
-                    const unsigned long long right_low = tile_descriptor(from + HALF_UNIT);
+                    mbarrier_wait(fulls + 8 * at.stage, at.phase);
+                    const unsigned from = ring + at.stage * ONEP_SPLIT_STAGE_BYTES;
+                    const unsigned long long right_high = smem_descriptor(from);
+                    const unsigned long long right_low = smem_descriptor(from + HALF_STAGE);
                     keep_in_place(chunk);
-                    products_fence();
+                    wgmma_fence();
                     if (KIND == PLANES) {
-                        const unsigned rows = ring + left_unit * ONEP_SPLIT_UNIT + (group - 1) * (64 * 128);
-                        const unsigned long long left_high = tile_descriptor(rows);
-                        const unsigned long long left_low = tile_descriptor(rows + HALF_UNIT);
+                        const unsigned rows = ring + left_stage * ONEP_SPLIT_STAGE_BYTES + (group - 1) * (64 * 128);
+                        const unsigned long long left_high = smem_descriptor(rows);
+                        const unsigned long long left_low = smem_descriptor(rows + HALF_STAGE);
 #pragma unroll
                         for (int j = 0; j < SLICES; j++) {
-                            multiply(chunk, left_high + 2 * j, right_low + 2 * j, j != 0);
-                            multiply(chunk, left_low + 2 * j, right_high + 2 * j, 1);
+                            wgmma(chunk, left_high + 2 * j, right_low + 2 * j, j != 0);
+                            wgmma(chunk, left_low + 2 * j, right_high + 2 * j, 1);
                         }
 #pragma unroll
                         for (int j = 0; j < SLICES; j++)
-                            multiply(chunk, left_high + 2 * j, right_high + 2 * j, 1);
+                            wgmma(chunk, left_high + 2 * j, right_high + 2 * j, 1);
                     } else {
 #pragma unroll
                         for (int j = 0; j < SLICES; j++) {
-                            multiply(chunk, high[j], right_low + 2 * j, j != 0);
-                            multiply(chunk, low[j], right_high + 2 * j, 1);
+                            wgmma(chunk, high[j], right_low + 2 * j, j != 0);
+                            wgmma(chunk, low[j], right_high + 2 * j, 1);
                         }
 #pragma unroll
                         for (int j = 0; j < SLICES; j++)
-                            multiply(chunk, high[j], right_high + 2 * j, 1);
+                            wgmma(chunk, high[j], right_high + 2 * j, 1);
                     }
-                    products_commit();
-                    if (a.delays[1])
-                        __nanosleep(a.delays[1]);
-                    products_wait();
+                    wgmma_commit();
+                    ONEP_SPLIT_PAUSE(1);
+                    wgmma_wait();
                     keep_in_place(chunk);
-                    let_go(empties + 8 * at.unit, blocks);
+                    release(empties + 8 * at.stage, blocks);
                     if (KIND == PLANES && h == HALVES - 1)
-                        let_go(empties + 8 * left_unit, blocks);
+                        release(empties + 8 * left_stage, blocks);
 #pragma unroll
                     for (int i = 0; i < WIDTH / 2; i++)
                         sums[h][i] = fmaf(chunk[i], factor[i / 2 % 2], sums[h][i]);
-                    at.advance(a.units);
+                    at.advance(a.stages);
                 }
             }
-            const job done = job_of(a, asked_again(tile), rank);
+            const job done = job_of(a, opaque(tile), rank);
             finish_tile<WIDTH, HALVES>(a, sums, done.left + (int)row, done.right_tile * RIGHT + 2 * (int)q,
                                        done.right_tile, done.split, q == 0, bases, largest);
         }
     }
-    cluster_sync(); /* or a block could end while the other still copies to it or arrives at its barriers */
+    cluster_sync(); /* or a block could end while the other still copies to it or arrives at its mbarriers */
 }
 
 #define ONEP_SPLIT_PRODUCT(name, KIND, WIDTH, HALVES)                                                                  \

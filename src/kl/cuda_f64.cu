@@ -1,0 +1,25 @@
+/* The KL kernels for float64, and those of mixed types computed in double. */
+#include "kl/cuda_flat.cuh"
+#include "kl/cuda_rows.cuh"
+
+typedef double f64;
+
+ONEP_KL_FLAT(f64, 0, 1, 1)
+ONEP_KL_FLAT(f64, 1, 1, 1)
+ONEP_KL_FLAT(f64, 2, 1, 1)
+ONEP_KL_FLAT(f64, 3, 1, 1)
+
+ONEP_KL_LINES(f64, 0)
+ONEP_KL_LINES(f64, 1)
+ONEP_KL_LINES(f64, 2)
+ONEP_KL_LINES(f64, 3)
+
+ONEP_KL_ROWS(f64, 0)
+ONEP_KL_ROWS(f64, 1)
+ONEP_KL_ROWS(f64, 2)
+ONEP_KL_ROWS(f64, 3)
+
+ONEP_KL_ROWS(any64, 0)
+ONEP_KL_ROWS(any64, 1)
+ONEP_KL_ROWS(any64, 2)
+ONEP_KL_ROWS(any64, 3)

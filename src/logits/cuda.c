@@ -1,0 +1,427 @@
+/*
+ * Losses from logits on a CUDA device: chooses the kernel for a checked problem, fills in its arguments and launches
+ * it, after a small one that counts where the divisor has to be counted. Nothing is allocated, copied or waited for.
+ * How the work is cut depends on the shape alone.
+ */
+#include "core/status.h"
+#include "cuda/device.h"
+#include "cuda/kernels.h"
+#include "logits/cuda_args.h"
+#include "logits/logits.h"
+
+_Static_assert(sizeof(onep_logits_loss_args) <= 4096, "a kernel takes at most 4096 bytes of arguments");
+_Static_assert((int)ONEP_CUDA_I32 == (int)ONEP_I32 && (int)ONEP_CUDA_I64 == (int)ONEP_I64, "numbers of integer types");
+
+enum { NARROW, WIDE, WIDTHS };
+
+#define WIDTHS_OF(name, type)                                                                                          \
+    {                                                                                                                  \
+        ONEP_KERNEL_ID(onep_logits_##name##_narrow_##type), ONEP_KERNEL_ID(onep_logits_##name##_wide_##type)           \
+    }
+enum { IN_F32, IN_F64, COMPUTED }; /* the type computed in */
+
+static const onep_kernel_id loss_kernels[COMPUTED][WIDTHS] = {
+    [IN_F32] = WIDTHS_OF(loss, f32), [IN_F64] = WIDTHS_OF(loss, f64)};
+static const onep_kernel_id token_kernels[COMPUTED][WIDTHS] = {
+    [IN_F32] = WIDTHS_OF(token, f32), [IN_F64] = WIDTHS_OF(token, f64)};
+
+/* Kernels with a row in shared memory, by what they compute, how many threads share a row, and the operands' type. */
+enum { LABELS, KL, MIXED, TOKEN, HELD_KINDS };
+enum { OCTET, BLOCK, HELD_TEAMS };
+enum { LEAST_SLICES = 5 }; /* of a row that a cluster shares */
+
+#define HELD_TYPES(name)                                                                                               \
+    {                                                                                                                  \
+        [ONEP_F16] = ONEP_KERNEL_ID(onep_logits_##name##_f16),                                                         \
+        [ONEP_BF16] = ONEP_KERNEL_ID(onep_logits_##name##_bf16), [ONEP_F32] = ONEP_KERNEL_ID(onep_logits_##name##_f32) \
+    }
+static const onep_kernel_id held_kernels[HELD_KINDS][HELD_TEAMS][ONEP_FLOAT_TYPES] = {
+    [LABELS] = {[OCTET] = HELD_TYPES(labels_octet), [BLOCK] = HELD_TYPES(labels_block)},
+    [KL] = {[OCTET] = HELD_TYPES(kl_octet), [BLOCK] = HELD_TYPES(kl_block)},
+    [MIXED] = {[BLOCK] = HELD_TYPES(mixed_block)},
+    [TOKEN] = {[OCTET] = HELD_TYPES(token_octet), [BLOCK] = HELD_TYPES(token_block)}};
+
+/* Kernels with a row in the registers of a cluster, where the device has them; not made by CUDA before 12.0. */
+#ifdef ONEPASS_HAVE_SM90A
+static const onep_kernel_id cluster_kernels[HELD_KINDS][2][ONEP_FLOAT_TYPES] = {
+    [LABELS] = {HELD_TYPES(labels_cluster), HELD_TYPES(labels_cluster_more)},
+    [KL] = {HELD_TYPES(kl_cluster), HELD_TYPES(kl_cluster_more)},
+    [TOKEN] = {HELD_TYPES(token_cluster), HELD_TYPES(token_cluster_backward)}};
+#endif
+
+/* ---- rows and operands ------------------------------------------------------------------------------------------- */
+
+enum { MOST_OPERANDS = 24 };
+
+/* The rows of a problem with its operands, in the kernel's words. */
+typedef struct row_plan {
+    const onep_rows *rows;
+    const onep_operand *from[MOST_OPERANDS];
+    onep_logits_operand *to[MOST_OPERANDS];
+    int count;
+} row_plan;
+
+static void add(row_plan *plan, onep_logits_operand *to, const onep_operand *from)
+{
+    plan->from[plan->count] = from;
+    plan->to[plan->count++] = to;
+}
+
+/* Dimension d follows dimension d - 1 in the memory of every operand. */
+static int follows(const row_plan *plan, int d)
+{
+    for (int i = 0; i < plan->count; i++) {
+        const onep_operand *o = plan->from[i];
+        if (o->data && o->row_stride[d - 1] != o->row_stride[d] * plan->rows->extent[d])
+            return 0;
+    }
+    return 1;
+}
+
+/* Copies rows and operands, dimensions that follow each other as one. 0: there are too many dimensions. */
+static int merge_rows(const row_plan *plan, onep_logits_rows *rows)
+{
+    const onep_rows *from = plan->rows;
+    rows->count = from->count;
+    rows->rank = 0;
+    for (int d = 0; d < from->rank; d++) {
+        int joins = d > 0 && follows(plan, d);
+        if (!joins && rows->rank == ONEP_LOGITS_MAX_RANK)
+            return 0;
+        int at = joins ? rows->rank - 1 : rows->rank++;
+        rows->extent[at] = joins ? rows->extent[at] * from->extent[d] : from->extent[d];
+        for (int i = 0; i < plan->count; i++)
+            plan->to[i]->row_stride[at] = plan->from[i]->row_stride[d];
+    }
+    for (int i = 0; i < plan->count; i++) {
+        const onep_operand *o = plan->from[i];
+        onep_logits_operand *to = plan->to[i];
+        to->data = o->data;
+        to->col_stride = o->col_stride;
+        to->type = (int)o->type;
+    }
+    return 1;
+}
+
+static int64_t ceil_div(int64_t a, int64_t b)
+{
+    return a / b + (a % b != 0);
+}
+
+static void cut_rows(onep_logits_rows *rows)
+{
+    rows->chunk = rows->count > 0 ? ceil_div(rows->count, ONEP_LOGITS_MAX_CHUNKS) : 1;
+    rows->chunks = ceil_div(rows->count, rows->chunk);
+}
+
+static onep_launch launch_of(const onep_kernel_id kernels[WIDTHS], const onep_logits_rows *rows, int64_t columns)
+{
+    int is_wide = columns > ONEP_LOGITS_WARP_COLUMNS;
+    int64_t teams = is_wide ? 1 : ONEP_LOGITS_WARPS, blocks = ceil_div(rows->chunks, teams);
+    return (onep_launch){.kernel = (int)kernels[is_wide],
+                         .grid = (unsigned)(blocks > 0 ? blocks : 1),
+                         .block = is_wide ? ONEP_LOGITS_THREADS : ONEP_LOGITS_WARPS * 32};
+}
+
+static int may_be_held(onep_type type, int64_t columns)
+{
+    return type != ONEP_F64 && columns > 0 && columns <= ONEP_LOGITS_MAX_COLUMNS;
+}
+
+/* A team has a slice of each operand in shared memory, in quads of columns, or the row if that is shorter. */
+static onep_launch held_launch_of(int kind, onep_type type, const onep_logits_rows *rows, int64_t columns)
+{
+    int is_octet = columns <= ONEP_LOGITS_OCTET_COLUMNS && kind != MIXED;
+    int64_t teams = is_octet ? ONEP_LOGITS_OCTETS : 1, blocks = ceil_div(rows->chunks, teams);
+    unsigned warps = 1;
+    while (warps < ONEP_LOGITS_MAX_WARPS && columns > (int64_t)warps * ONEP_LOGITS_WARP_COLUMNS)
+        warps *= 2;
+    int64_t operands = kind == KL || kind == MIXED ? 2 : 1;
+    int64_t bytes = operands * ceil_div(columns, 4) * 4 * (int64_t)onep_type_size(type);
+    return (onep_launch){.kernel = (int)held_kernels[kind][is_octet ? OCTET : BLOCK][type],
+                         .grid = (unsigned)(blocks > 0 ? blocks : 1),
+                         .block = is_octet ? ONEP_LOGITS_OCTETS * 8 : warps * 32,
+                         .shared_bytes = (unsigned)(teams * (bytes < ONEP_LOGITS_SLOT ? bytes : ONEP_LOGITS_SLOT))};
+}
+
+/*
+ * Blocks per cluster for rows of so many columns, 0: not the work of clusters. Narrower rows have too few slices to
+ * share out, wider ones do not fit. Widths and types alone decide, as above.
+ */
+static int cluster_blocks(onep_type type, int64_t columns)
+{
+    int64_t slices = ceil_div(columns * (int64_t)onep_type_size(type), ONEP_LOGITS_SLICE_BYTES);
+    if (slices < LEAST_SLICES || slices > (int64_t)ONEP_LOGITS_MAX_WARPS * ONEP_LOGITS_MAX_BLOCKS)
+        return 0;
+    return slices > ONEP_LOGITS_MAX_WARPS ? (int)ceil_div(slices, ONEP_LOGITS_MAX_WARPS) : 2; /* one is no cluster */
+}
+
+/* Shared memory has a slot per operand and one more for every warp. 0 in .block: no such kernel here. */
+static onep_launch cluster_launch_of(const onep_cuda *cuda, int kind, int variant, onep_type type,
+                                     const onep_logits_rows *rows, int64_t columns)
+{
+    onep_launch launch = {.block = 0};
+#ifdef ONEPASS_HAVE_SM90A
+    int blocks = cluster_blocks(type, columns), kernel = (int)cluster_kernels[kind][variant][type];
+    if (!blocks || rows->count > INT32_MAX || !onep_cuda_has_tma(cuda) || !onep_cuda_has_kernel(cuda, kernel))
+        return launch;
+    int64_t slices = ceil_div(columns * (int64_t)onep_type_size(type), ONEP_LOGITS_SLICE_BYTES);
+    int64_t warps = ceil_div(slices, blocks), operands = kind == KL ? 2 : 1;
+    /* As many clusters as are there at once; a few more do no harm, for they claim their rows. */
+    int64_t at_once = ceil_div((int64_t)onep_cuda_multiprocessors(cuda) * 2 * ONEP_LOGITS_MAX_WARPS, warps * blocks);
+    int64_t clusters = rows->chunks < at_once ? rows->chunks : at_once;
+    launch = (onep_launch){.kernel = kernel,
+                           .grid = (unsigned)((clusters > 0 ? clusters : 1) * blocks),
+                           .block = (unsigned)warps * 32,
+                           .shared_bytes = (unsigned)(warps * (operands + 1) * ONEP_LOGITS_SLOT_BYTES),
+                           .cluster = (unsigned)blocks};
+#else
+    (void)cuda, (void)kind, (void)variant, (void)type, (void)rows, (void)columns;
+#endif
+    return launch;
+}
+
+static onepass_status refuse_rank(const char *name, const onep_rows *rows)
+{
+    return onep_fail(ONEPASS_UNSUPPORTED, "%s: rank %d before the columns; CUDA allows %d after merging", name,
+                     rows->rank, ONEP_LOGITS_MAX_RANK);
+}
+
+/* ---- losses ------------------------------------------------------------------------------------------------------ */
+
+typedef struct loss_plan {
+    onep_launch count, loss; /* count: block 0: not needed */
+    onep_logits_loss_args args;
+} loss_plan;
+
+_Static_assert(sizeof(loss_plan) <= sizeof(onep_plan), "a plan holds it");
+
+static int is_kl_of_logits(const onep_logits_problem *k)
+{
+    return k->form == ONEP_TARGET_LOGITS && k->divergence.q == 0 && !k->divergence.is_total_variation;
+}
+
+/* Whether P is needed at all. */
+static int has_label_terms(const onep_logits_problem *k)
+{
+    return k->form == ONEP_NO_TARGET || k->label.weight != 0 || k->label.z_loss != 0 || k->label.entropy_bonus != 0 ||
+           k->lse.data || k->entropy.data || k->log_prob.data;
+}
+
+/* What gradients need of the whole row beyond its softmaxes. */
+static int needs_sums(const onep_logits_problem *k)
+{
+    int is_smoothed = k->label.weight != 0 && k->label.smoothing != 0;
+    int has_sums = k->form != ONEP_NO_TARGET && (!is_kl_of_logits(k) || k->grad_targets.data);
+    return is_smoothed || k->label.entropy_bonus != 0 || has_sums;
+}
+
+static int computed_of(const onep_logits_problem *k)
+{
+    int is_double = k->predictions.type == ONEP_F64 || (k->form != ONEP_NO_TARGET && k->targets.type == ONEP_F64);
+    return is_double ? IN_F64 : IN_F32;
+}
+
+/*
+ * Whether the kernels that have a row in shared memory compute this. Not where the two sides are of different types, of
+ * float64, which is computed in double, where targets are probabilities, nor where a divergence has a softcap, which
+ * would make the kernels twice as long; nor where there are no columns. Types, widths and these options alone decide:
+ * neither layout nor the results asked for may change the bits of a row.
+ */
+static int is_held(const onep_logits_problem *k)
+{
+    if (!may_be_held(k->predictions.type, k->columns))
+        return 0;
+    if (k->form == ONEP_NO_TARGET)
+        return 1;
+    return k->form == ONEP_TARGET_LOGITS && k->targets.type == k->predictions.type && !(k->softcap > 0) &&
+           !(k->target_softcap > 0);
+}
+
+/* More than loss, LSE and gradients; log-probabilities of labels are a by-product of their loss. */
+static int has_more_results(const onep_logits_problem *k)
+{
+    int has_log_prob = k->log_prob.data && k->form != ONEP_NO_TARGET;
+    return k->entropy.data || k->target_entropy.data || k->argmax.data || has_log_prob;
+}
+
+/* Whether the kernels of clusters compute this: of what is_held says, the options that people train with. */
+static int is_clustered(const onep_logits_problem *k)
+{
+    if (k->label.entropy_bonus != 0 || k->softcap > 0)
+        return 0;
+    if (k->form == ONEP_NO_TARGET)
+        return k->label.weight == 0 || k->label.smoothing == 0;
+    if (!is_kl_of_logits(k) || k->label.weight != 0 || k->label.z_loss != 0)
+        return 0;
+    return k->label_temperature == k->temperature || !has_label_terms(k);
+}
+
+static int held_kind_of(const onep_logits_problem *k)
+{
+    return k->form == ONEP_NO_TARGET ? LABELS : is_kl_of_logits(k) ? KL : MIXED;
+}
+
+static size_t round_up(size_t bytes)
+{
+    return (bytes + 255) / 256 * 256;
+}
+
+static onepass_status plan_loss(const onepass_handle *handle, const void *problem, char *workspace, onep_plan *plan,
+                                size_t *bytes)
+{
+    const onep_logits_problem *k = (const onep_logits_problem *)problem;
+    loss_plan *made = (loss_plan *)(void *)plan;
+    *made = (loss_plan){.args = {
+                            .columns = k->columns,
+                            .width = k->width,
+                            .weight = k->divergence.weight,
+                            .a = k->divergence.a,
+                            .b = k->divergence.b,
+                            .q = k->divergence.q,
+                            .label_weight = k->label.weight,
+                            .smoothing = k->label.smoothing,
+                            .z_loss = k->label.z_loss,
+                            .entropy_bonus = k->label.entropy_bonus,
+                            .temperature = k->temperature,
+                            .target_temperature = k->target_temperature,
+                            .label_temperature = k->label_temperature,
+                            .softcap = k->softcap,
+                            .target_softcap = k->target_softcap,
+                            .divisor = k->divisor,
+                            .ignore_index = k->label.ignore_index,
+                            .form = (int)k->form,
+                            .is_total_variation = k->divergence.is_total_variation,
+                            .finite = k->semantics == ONEPASS_FINITE,
+                            .per_row = k->reduction == ONEPASS_ROWS,
+                            .has_label_terms = has_label_terms(k),
+                            .needs_sums = needs_sums(k),
+                        }};
+    onep_logits_loss_args *a = &made->args;
+    a->shares_softmax = a->has_label_terms && k->form != ONEP_NO_TARGET && k->label_temperature == k->temperature;
+    row_plan rows = {.rows = &k->rows};
+    add(&rows, &a->predictions, &k->predictions);
+    add(&rows, &a->targets, &k->targets);
+    add(&rows, &a->labels, &k->labels);
+    add(&rows, &a->weights, &k->weights);
+    add(&rows, &a->mask, &k->mask);
+    add(&rows, &a->value, &k->value);
+    add(&rows, &a->grad_predictions, &k->grad_predictions);
+    add(&rows, &a->grad_targets, &k->grad_targets);
+    add(&rows, &a->grad_value, &k->grad_value);
+    add(&rows, &a->lse, &k->lse);
+    add(&rows, &a->entropy, &k->entropy);
+    add(&rows, &a->log_prob, &k->log_prob);
+    add(&rows, &a->argmax, &k->argmax);
+    add(&rows, &a->target_lse, &k->target_lse);
+    add(&rows, &a->target_entropy, &k->target_entropy);
+    /* These have no rows: their strides are 0 and follow anything. */
+    add(&rows, &a->class_weights, &k->class_weights);
+    add(&rows, &a->made_for, &k->grad_made_for);
+    add(&rows, &a->divisor_from, &k->divisor_from);
+    if (!merge_rows(&rows, &a->rows))
+        return refuse_rank("logits", &k->rows);
+    cut_rows(&a->rows);
+    size_t sums = round_up((size_t)a->rows.chunks * sizeof(double));
+    *bytes = sums + round_up(sizeof(double));
+    if (!workspace)
+        return ONEPASS_OK;
+    a->partial = (double *)(void *)workspace;
+    if (k->reduction == ONEPASS_VALID) {
+        a->counted = (double *)(void *)(workspace + sums);
+        made->count =
+            (onep_launch){.kernel = ONEP_KERNEL_ID(onep_logits_count), .grid = 1, .block = ONEP_LOGITS_THREADS};
+    }
+    if (!is_held(k)) {
+        made->loss = launch_of(loss_kernels[computed_of(k)], &a->rows, k->columns);
+        return ONEPASS_OK;
+    }
+    if (is_clustered(k))
+        made->loss = cluster_launch_of(onep_cuda_of(handle), held_kind_of(k), has_more_results(k), k->predictions.type,
+                                       &a->rows, k->columns);
+    if (!made->loss.block)
+        made->loss = held_launch_of(held_kind_of(k), k->predictions.type, &a->rows, k->columns);
+    return ONEPASS_OK;
+}
+
+static onepass_status run_loss(const onepass_handle *handle, const void *problem, onep_plan *plan)
+{
+    loss_plan *made = (loss_plan *)(void *)plan;
+    onep_cuda *cuda = onep_cuda_of(handle);
+    (void)problem;
+    onepass_status status = onep_cuda_tickets_of(cuda, "logits", 2, &made->args.ticket);
+    if (status == ONEPASS_OK && made->count.block)
+        status = onep_cuda_launch(cuda, "logits", &made->count, &made->args);
+    return status == ONEPASS_OK ? onep_cuda_launch(cuda, "logits", &made->loss, &made->args) : status;
+}
+
+const onep_kernel onep_logits_cuda[ONEP_FLOAT_TYPES] = {[ONEP_F16] = {plan_loss, run_loss},
+                                                        [ONEP_BF16] = {plan_loss, run_loss},
+                                                        [ONEP_F32] = {plan_loss, run_loss},
+                                                        [ONEP_F64] = {plan_loss, run_loss}};
+
+/* ---- token log-probabilities ------------------------------------------------------------------------------------- */
+
+typedef struct token_plan {
+    onep_launch launch;
+    onep_logits_token_args args;
+} token_plan;
+
+_Static_assert(sizeof(token_plan) <= sizeof(onep_plan), "a plan holds it");
+
+static onepass_status plan_token(const onepass_handle *handle, const void *problem, char *workspace, onep_plan *plan,
+                                 size_t *bytes)
+{
+    const onep_token_problem *k = (const onep_token_problem *)problem;
+    token_plan *made = (token_plan *)(void *)plan;
+    (void)workspace;
+    *bytes = 0;
+    *made = (token_plan){.args = {.columns = k->columns,
+                                  .width = k->width,
+                                  .count = k->count,
+                                  .temperature = k->temperature,
+                                  .softcap = k->softcap,
+                                  .ignore_index = k->ignore_index,
+                                  .finite = k->semantics == ONEPASS_FINITE,
+                                  .is_backward = k->grad_logits.data != NULL}};
+    onep_logits_token_args *a = &made->args;
+    row_plan rows = {.rows = &k->rows};
+    add(&rows, &a->logits, &k->logits);
+    add(&rows, &a->indices, &k->indices);
+    add(&rows, &a->mask, &k->mask);
+    add(&rows, &a->log_prob, &k->log_prob);
+    add(&rows, &a->entropy, &k->entropy);
+    add(&rows, &a->lse, &k->lse);
+    add(&rows, &a->grad_log_prob, &k->grad_log_prob);
+    add(&rows, &a->grad_entropy, &k->grad_entropy);
+    add(&rows, &a->grad_lse, &k->grad_lse);
+    add(&rows, &a->grad_logits, &k->grad_logits);
+    if (!merge_rows(&rows, &a->rows))
+        return refuse_rank("token_log_probs", &k->rows);
+    cut_rows(&a->rows);
+    int is_single = k->logits.type != ONEP_F64;
+    if (is_single && k->count == 1 && !(k->softcap > 0))
+        made->launch =
+            cluster_launch_of(onep_cuda_of(handle), TOKEN, a->is_backward, k->logits.type, &a->rows, k->columns);
+    if (made->launch.block)
+        return ONEPASS_OK;
+    if (!a->is_backward && may_be_held(k->logits.type, k->columns)) /* the gradient has no such kernel */
+        made->launch = held_launch_of(TOKEN, k->logits.type, &a->rows, k->columns);
+    else
+        made->launch = launch_of(token_kernels[is_single ? IN_F32 : IN_F64], &a->rows, k->columns);
+    return ONEPASS_OK;
+}
+
+static onepass_status run_token(const onepass_handle *handle, const void *problem, onep_plan *plan)
+{
+    token_plan *made = (token_plan *)(void *)plan;
+    onep_cuda *cuda = onep_cuda_of(handle);
+    (void)problem;
+    onepass_status status = onep_cuda_tickets_of(cuda, "token_log_probs", 2, &made->args.ticket);
+    return status == ONEPASS_OK ? onep_cuda_launch(cuda, "token_log_probs", &made->launch, &made->args) : status;
+}
+
+const onep_kernel onep_token_cuda[ONEP_FLOAT_TYPES] = {[ONEP_F16] = {plan_token, run_token},
+                                                       [ONEP_BF16] = {plan_token, run_token},
+                                                       [ONEP_F32] = {plan_token, run_token},
+                                                       [ONEP_F64] = {plan_token, run_token}};
