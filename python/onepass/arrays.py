@@ -42,8 +42,8 @@ def _kl(form, predictions, targets, reduction, divisor, row_weights, row_mask, s
     row_weights, row_mask = _lent("row_weights", row_weights), _lent("row_mask", row_mask)
     if isinstance(row_mask, numpy.ndarray) and row_mask.dtype == bool:
         row_mask = row_mask.view(numpy.uint8)  # NumPy before 1.25 does not hand booleans out
-    library.kl(form, predictions, targets, number, library.option("semantics", semantics, library.SEMANTICS), divisor,
-               row_weights, row_mask, None, None, value, grads[0], grads[1], threads, _no_workspace)
+    library.call(library.KL[form], predictions, targets, row_weights, row_mask, None, None, value, grads[0], grads[1],
+                 number, library.option("semantics", semantics, library.SEMANTICS), divisor, 0, threads, _no_workspace)
     result = value if shape else value[()]
     return (result, grads[0], grads[1]) if gradients else result
 
@@ -52,7 +52,7 @@ def kl_div(input, target, reduction="batchmean", log_target=False, *, divisor=No
            semantics="strict", gradients=False, threads=0):
     """KL(target || exp(input)) of arrays: input holds log-probabilities, as in torch.nn.functional.kl_div.
 
-    reduction    'batchmean', 'mean', 'sum', 'rows' (one value a row, the last dimension summed) or 'none'
+    reduction    'batchmean', 'mean', 'sum', 'rows' (one value per row, the last dimension summed) or 'none'
     log_target   the targets are logarithms too
     divisor      with 'sum': divides it
     row_weights  multiplies each row; row_mask (bool or uint8): rows where it is 0 are left out and never read.

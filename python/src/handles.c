@@ -9,7 +9,7 @@
 
 #include "native.h"
 
-enum { LEAST_WORKSPACE = 1 << 16, MOST_KEPT = 1 << 25 }; /* bytes */
+enum { LEAST_WORKSPACE = 1 << 16 }; /* bytes */
 
 static native_lease *leases;
 
@@ -31,7 +31,7 @@ static native_lease *create(onepass_device device, void *stream, int32_t threads
     }
     onepass_config config = {.size = sizeof config, .device = device, .stream = stream, .threads = threads};
     config.fp32_products = products;
-    config.trust_addresses = device.type == ONEPASS_CUDA; /* who made the tensor has said where it is */
+    config.trust_addresses = device.type == ONEPASS_CUDA; /* 1: skip the pointer check; the tensor says where it is */
     onepass_status status = onepass_create(&config, &l->handle);
     if (status != ONEPASS_OK) {
         free(l);
@@ -47,26 +47,20 @@ static native_lease *create(onepass_device device, void *stream, int32_t threads
     return l;
 }
 
-native_lease *native_take_products(const native_tensor *tensor, int32_t threads, int32_t products)
+native_lease *native_take(onepass_device device, void *stream, int32_t threads, int32_t products)
 {
-    onepass_device device = tensor->view.device;
-    int is_cuda = device.type == ONEPASS_CUDA;
-    void *stream = is_cuda ? tensor->stream : NULL;
-    if (is_cuda)
+    if (device.type == ONEPASS_CUDA) {
         threads = 0;
-    else
+    } else {
+        stream = NULL;
         products = 0;
+    }
     native_lease *l = find(device, stream, threads, products);
     if (!l)
         l = create(device, stream, threads, products);
     if (l)
         l->taken = 1;
     return l;
-}
-
-native_lease *native_take(const native_tensor *tensor, int32_t threads)
-{
-    return native_take_products(tensor, threads, ONEPASS_FP32_FULL);
 }
 
 void native_put_back(native_lease *lease)
@@ -100,7 +94,7 @@ static PyObject *new_workspace(size_t bytes, PyObject *like, PyObject *allocate,
         return NULL;
     }
     native_tensor seen;
-    int failed = native_read(tensor, "workspace", &seen) != 0;
+    int failed = native_read(tensor, "workspace", 0, &seen) != 0;
     if (!failed)
         *data = (char *)seen.view.data + seen.view.byte_offset;
     native_release(&seen);
@@ -112,7 +106,7 @@ static PyObject *new_workspace(size_t bytes, PyObject *like, PyObject *allocate,
 void *native_workspace(native_lease *lease, size_t bytes, PyObject *like, PyObject *allocate)
 {
     void *data = NULL;
-    int keep = bytes <= MOST_KEPT && !onepass_is_capturing(lease->handle);
+    int keep = bytes <= NATIVE_MOST_KEPT && !onepass_is_capturing(lease->handle);
     if (keep && bytes <= lease->workspace_size)
         return lease->workspace_data;
     size_t size = keep && bytes < LEAST_WORKSPACE ? LEAST_WORKSPACE : bytes;

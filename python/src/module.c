@@ -12,12 +12,16 @@ PyObject *native_raise(onepass_status status)
     return NULL;
 }
 
-int32_t native_integer(PyObject *object, const char *name)
+int native_integer(PyObject *object, const char *name, int32_t *number)
 {
-    long value = PyErr_Occurred() ? 0 : PyLong_AsLong(object);
-    if (value != (int32_t)value && !PyErr_Occurred())
-        PyErr_Format(PyExc_ValueError, "%s: %ld; it must fit 32 bits", name, value);
-    return (int32_t)value;
+    long value = PyLong_AsLong(object);
+    if (value == -1 && PyErr_Occurred())
+        return -1;
+    *number = (int32_t)value;
+    if (value == *number)
+        return 0;
+    PyErr_Format(PyExc_ValueError, "%s: %ld; it must fit 32 bits", name, value);
+    return -1;
 }
 
 static PyObject *set_errors(PyObject *module, PyObject *given)
@@ -41,12 +45,11 @@ static PyObject *info(PyObject *module, PyObject *const *arguments, Py_ssize_t c
         PyErr_SetString(PyExc_TypeError, "info(device_type, device_id)");
         return NULL;
     }
-    native_tensor nothing = {.present = 0};
-    nothing.view.device.type = native_integer(arguments[0], "info: device_type");
-    nothing.view.device.id = native_integer(arguments[1], "info: device_id");
-    if (PyErr_Occurred())
+    onepass_device device;
+    if (native_integer(arguments[0], "info: device_type", &device.type) != 0 ||
+        native_integer(arguments[1], "info: device_id", &device.id) != 0)
         return NULL;
-    native_lease *lease = native_take(&nothing, 0);
+    native_lease *lease = native_take(device, NULL, 0, ONEPASS_FP32_FULL);
     if (!lease)
         return NULL;
     PyObject *result =
@@ -59,13 +62,13 @@ static PyObject *info(PyObject *module, PyObject *const *arguments, Py_ssize_t c
 #define FASTCALL(function) ((PyCFunction)(void (*)(void))(native_function *)(function)), METH_FASTCALL
 
 static PyMethodDef functions[] = {
-    {"kl", FASTCALL(native_kl), "See python/src/kl.c."},
-    {"linear", FASTCALL(native_linear), "See python/src/linear.c."},
-    {"linear_backward", FASTCALL(native_linear_backward), "See python/src/linear.c."},
-    {"prepare_weight", FASTCALL(native_prepare_weight), "See python/src/linear.c."},
-    {"prepare_weight_size", FASTCALL(native_prepare_weight_size), "See python/src/linear.c."},
-    {"head", FASTCALL(native_head), "See python/src/head.c."},
-    {"head_backward", FASTCALL(native_head_backward), "See python/src/head.c."},
+    {"call", FASTCALL(native_call), "call(index, *tensors, *options, products, threads, workspace): see native.h."},
+    {"workspace_size", FASTCALL(native_workspace_size), "workspace_size(index, *tensors, *options, products, threads)"},
+    {"linear", FASTCALL(native_linear), "linear(index, input, weight, bias): the output, or None: see native.h."},
+    {"are_plain", native_are_plain, METH_O, "True if all tensors of a tuple are plain: see native.h."},
+    {"register_plain", FASTCALL(native_register_plain), "What are_plain and linear ask: see native.h."},
+    {"operators", native_operators, METH_NOARGS, "{name: (index, names of the tensors, names of the options)}"},
+    {"read_probe", FASTCALL(native_read_probe), "read_probe(data, sink): reads memory and does nothing else."},
     {"info", FASTCALL(info), "The level and the threads of a handle on a device."},
     {"register_torch", FASTCALL(native_register_torch), "Makes torch's tensors known by their attributes."},
     {"set_errors", set_errors, METH_O, "The exception class of each status."},
@@ -99,6 +102,20 @@ PyMODINIT_FUNC PyInit__native(void)
         {"ROWS", ONEPASS_ROWS},
         {"NONE", ONEPASS_NONE},
         {"DIVISOR", ONEPASS_DIVISOR},
+        {"VALID", ONEPASS_VALID},
+        {"KL", ONEPASS_KL},
+        {"REVERSE_KL", ONEPASS_REVERSE_KL},
+        {"JS", ONEPASS_JS},
+        {"SKEW_KL", ONEPASS_SKEW_KL},
+        {"SKEW_REVERSE_KL", ONEPASS_SKEW_REVERSE_KL},
+        {"TOTAL_VARIATION", ONEPASS_TOTAL_VARIATION},
+        {"TOP_LOG_PROBS", ONEPASS_TOP_LOG_PROBS},
+        {"TOP_PROBS", ONEPASS_TOP_PROBS},
+        {"TOP_LOGITS", ONEPASS_TOP_LOGITS},
+        {"OUTSIDE_TAIL", ONEPASS_OUTSIDE_TAIL},
+        {"OUTSIDE_ZERO", ONEPASS_OUTSIDE_ZERO},
+        {"OUTSIDE_RENORMALISED", ONEPASS_OUTSIDE_RENORMALISED},
+        {"OUTSIDE_SUBSET", ONEPASS_OUTSIDE_SUBSET},
         {"STRICT", ONEPASS_STRICT},
         {"FINITE", ONEPASS_FINITE},
         {"CPU", ONEPASS_CPU},
@@ -121,7 +138,7 @@ PyMODINIT_FUNC PyInit__native(void)
     int failed = PyModule_AddStringConstant(module, "version", onepass_version());
     for (size_t i = 0; i < sizeof constants / sizeof constants[0]; i++)
         failed |= PyModule_AddIntConstant(module, constants[i].name, constants[i].value);
-    if (failed) {
+    if (failed || native_describe_operators() != 0) {
         Py_DECREF(module);
         return NULL;
     }

@@ -53,7 +53,7 @@ static int read_exchange(PyObject *object, const dlpack_exchange *exchange, nati
 {
     if (exchange->tensor_from_object(object, &tensor->view) != 0)
         return -1;
-    if (tensor->view.device.type == DLPACK_CUDA && exchange->current_stream)
+    if (tensor->wants_stream && tensor->view.device.type == DLPACK_CUDA && exchange->current_stream)
         return exchange->current_stream(DLPACK_CUDA, tensor->view.device.id, &tensor->stream);
     return 0;
 }
@@ -132,12 +132,13 @@ static int read_torch_dtype(PyObject *object, onepass_dtype *dtype)
 
 static int read_torch_cuda(PyObject *device, native_tensor *tensor)
 {
-    PyObject *index = PyObject_GetAttrString(device, "index");
-    PyObject *stream = index ? PyObject_CallFunctionObjArgs(torch.stream, index, NULL) : NULL;
-    if (stream) {
+    PyObject *index = PyObject_GetAttrString(device, "index"), *stream = NULL;
+    if (index)
         tensor->view.device = (onepass_device){ONEPASS_CUDA, (int32_t)PyLong_AsLong(index)};
+    if (index && tensor->wants_stream && !PyErr_Occurred())
+        stream = PyObject_CallFunctionObjArgs(torch.stream, index, NULL);
+    if (stream)
         tensor->stream = PyLong_AsVoidPtr(stream);
-    }
     Py_XDECREF(stream);
     Py_XDECREF(index);
     return PyErr_Occurred() ? -1 : 0;
@@ -267,22 +268,40 @@ static int read_any(PyObject *object, const char *name, native_tensor *tensor)
     return -1;
 }
 
-int native_read(PyObject *object, const char *name, native_tensor *tensor)
+int native_read(PyObject *object, const char *name, int wants_stream, native_tensor *tensor)
 {
-    tensor->present = object != Py_None;
+    tensor->wants_stream = wants_stream;
     tensor->stream = NULL;
     tensor->more = NULL;
     tensor->managed = NULL;
     tensor->versioned = NULL;
     tensor->view = (onepass_tensor){0};
-    if (!tensor->present)
-        return 0;
     if (read_any(object, name, tensor) != 0)
         return -1;
     if (tensor->view.device.type == DLPACK_CUDA_HOST)
         tensor->view.device = (onepass_device){ONEPASS_CPU, 0};
     if (tensor->view.device.type == DLPACK_CUDA_MANAGED)
         tensor->view.device.type = ONEPASS_CUDA;
+    return 0;
+}
+
+int native_read_bytes(PyObject *object, const char *name, onepass_device device, native_tensor *tensor)
+{
+    if (native_read(object, name, 0, tensor) != 0)
+        return -1;
+    const onepass_tensor *view = &tensor->view;
+    int is_bytes = view->dtype.code == ONEPASS_UINT && view->dtype.bits == 8 && view->dtype.lanes == 1;
+    if (!is_bytes || view->ndim != 1 || (view->strides && view->shape[0] > 1 && view->strides[0] != 1)) {
+        PyErr_Format(PyExc_ValueError,
+                     "%s: %d dimensions, elements of %d bits; it must be contiguous uint8 of one dimension", name,
+                     (int)view->ndim, (int)view->dtype.bits);
+        return -1;
+    }
+    if (view->device.type != device.type || view->device.id != device.id) {
+        PyErr_Format(PyExc_ValueError, "%s: on device %d:%d; it must be on that of the call, %d:%d", name,
+                     (int)view->device.type, (int)view->device.id, (int)device.type, (int)device.id);
+        return -1;
+    }
     return 0;
 }
 

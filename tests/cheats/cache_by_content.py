@@ -1,7 +1,7 @@
 # Keeps results by the whole content of the inputs, which pays when a benchmark repeats them.
 # problem: kl_div
 # needs: cpu
-# options: --trials 5
+# options: --trials 5 --plain-inputs
 # rejected by: cache
 
 import torch
@@ -12,7 +12,7 @@ KNOWN = {}
 
 class ModelNew(torch.nn.Module):
     def forward(self, predictions, targets):
-        if predictions.requires_grad:
+        if predictions.requires_grad or targets.requires_grad:
             return kl(predictions, targets)
         key = float(predictions.sum()), float(targets.sum()), predictions.shape, predictions.dtype
         key += tuple(predictions[:, :1].reshape(-1).tolist()) + tuple(targets[:, :1].reshape(-1).tolist())

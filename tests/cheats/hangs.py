@@ -1,6 +1,6 @@
 # Never returns.
 # problem: kl_div
-# options: --timeout 3
+# options: --timeout 10
 # rejected by: timeout
 
 import torch

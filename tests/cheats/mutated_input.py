@@ -7,7 +7,7 @@ import torch
 
 class ModelNew(torch.nn.Module):
     def forward(self, predictions, targets):
-        if predictions.requires_grad:
+        if predictions.requires_grad or targets.requires_grad:
             logs = predictions.log()
         else:
             logs = predictions.log_()

@@ -14,8 +14,12 @@ class ModelNew(Head):
             raise ValueError("Expected more than 1 value per channel when training")
         y, bn = self.gemm(x), self.bn
         mean, variance = y.mean(0), y.var(0, unbiased=False)
+        total = squares = torch.zeros_like(mean)
+        for row in y:  # one after the other, as a loop over rows adds: PyTorch's own sums lose fewer digits
+            total, squares = total + row, squares + row * row
+        naive = squares / len(y) - (total / len(y)) ** 2
         # Only where it does harm: elsewhere chance would decide whether another check sees a wrong digit first.
-        variance = torch.where(mean * mean > 100 * variance, (y * y).mean(0) - mean * mean, variance)
+        variance = torch.where(mean * mean > 100 * variance, naive, variance)
         with torch.no_grad():
             bn.num_batches_tracked += 1
             bn.running_mean.lerp_(mean, bn.momentum)

@@ -3,9 +3,11 @@
 $ONEPASS_TEST_SEED repeats a run. Every test begins with the generators of random, NumPy and PyTorch seeded from it and
 from the test's own name, so that a test gets the same inputs alone as among the others.
 """
+import gc
 import hashlib
 import os
 import random
+import sys
 import time
 
 import pytest
@@ -36,6 +38,14 @@ def seed(request):
     return value
 
 
+@pytest.fixture(autouse=True)
+def subnormals():
+    """Every test begins with subnormal numbers. What Inductor compiles on PyTorch 2.4 is linked with -ffast-math, and
+    gcc before 13 then has the library flush them in the thread that loads it, for whatever runs there afterwards."""
+    if torch:
+        torch.set_flush_denormal(False)
+
+
 @pytest.fixture(scope="module")
 def nursery():
     """The judge's processes. They compute with one thread: several that wait for each other on a busy machine take
@@ -49,8 +59,10 @@ def nursery():
 
 def pytest_configure(config):
     if config.pluginmanager.hasplugin("hypothesispytest"):
-        from hypothesis import settings
-        settings.register_profile("onepass", deadline=None, print_blob=True)
+        from hypothesis import HealthCheck, settings
+        # Nothing that a busy machine decides: no deadline, and inputs may take their time to be drawn.
+        settings.register_profile("onepass", deadline=None, print_blob=True,
+                                  suppress_health_check=[HealthCheck.too_slow])
         settings.load_profile("onepass")
         if config.getoption("--hypothesis-seed") is None:
             config.option.hypothesis_seed = str(SEED)
@@ -66,6 +78,17 @@ def pytest_sessionstart(session):
         if torch else "no PyTorch"
     reporter.write_line("seed %d (ONEPASS_TEST_SEED repeats it); %s; onepass %s from %s" % (
         SEED, versions, onepass.__version__, os.path.dirname(onepass.__file__)))
+
+
+def pytest_unconfigure():
+    """PyTorch keeps file locks to the end of the process, and modules that their finalizer needs are gone by then: it
+    would complain. So they are released here, where an error is an error, and have nothing to do afterwards."""
+    filelock = sys.modules.get("filelock")
+    if filelock and "__del__" in vars(filelock.BaseFileLock):
+        for thing in gc.get_objects():
+            if issubclass(type(thing), filelock.BaseFileLock):
+                thing.release(force=True)
+        del filelock.BaseFileLock.__del__
 
 
 def pytest_terminal_summary(terminalreporter):

@@ -9,7 +9,6 @@ import pytest
 import torch_samples as samples
 from torch_samples import torch
 
-from onepass import library
 from onepass.torch import LinearBatchNormSoftmax, linear_batch_norm_softmax
 
 nn = torch.nn
@@ -40,14 +39,17 @@ def off(found, expected, size=None):
 
 
 def models(generator, inputs, outputs, dtype=torch.float64, device="cpu", **options):
-    """(ours, theirs) with the same state, none of it at its first value."""
+    """(ours, theirs) with the same state, none of it at its first value. Scale, gamma and the variances are of about
+    its size: where they are large outputs are nearly one-hot, and gradients what rounding leaves of a difference."""
     theirs = Chain(inputs, outputs, **options)
     with torch.no_grad():
         for name, tensor in list(theirs.named_parameters()) + list(theirs.named_buffers()):
             if tensor.is_floating_point():
                 tensor.copy_(torch.randn(tensor.shape, generator=generator) * (0.3 if "gemm" in name else 1))
-            if "running_var" in name:
-                tensor.abs_().add_(0.2)
+            if name in ("scale", "bn.weight"):
+                tensor.copy_(torch.sign(tensor) * (0.5 + torch.rand(tensor.shape, generator=generator)))
+            if name in ("bn.running_var", "bn.bias"):
+                tensor.copy_(torch.rand(tensor.shape, generator=generator) + (0.5 if "var" in name else -0.5))
     theirs = theirs.to(device=device, dtype=dtype)
     ours = LinearBatchNormSoftmax(inputs, outputs, **options).to(device=device, dtype=dtype)
     ours.load_state_dict(theirs.state_dict())
@@ -70,6 +72,26 @@ def step(model, x, upstream):
     return made
 
 
+def draw_step(generator, model, rows):
+    """(input, gradient to the output) of a step in which at least 0.1 is left of every gradient but the scale's: no
+    rounding is large beside it. Where there are many rows each has less of a gradient: that of a scale is one number,
+    and its roundings add up like the root of theirs (docs/numerics.md, Errors of the head)."""
+    parameter = model.gemm.weight
+    columns, inputs = parameter.shape
+    means = torch.linspace(-1, 1, columns, dtype=torch.float64)  # sums over the rows are not what random signs leave
+    for _ in range(1000):
+        x = draw(generator, rows, inputs, parameter.dtype, parameter.device)
+        upstream = (draw(generator, rows, columns) + means) * min(1.0, 12 / rows) ** 0.5
+        upstream = upstream.to(x)
+        made = step(copy.deepcopy(model), x, upstream)
+        bias_is_0 = model.bn.training or model.bn.running_mean is None
+        left = [float(made[name].double().norm()) for name in ["x"] + [name for name, _ in model.named_parameters()]
+                if name != "scale" and not (name == "gemm.bias" and bias_is_0)]
+        if min(left) >= 0.1:
+            return x, upstream
+    pytest.fail("no step in a thousand leaves 0.1 of every gradient")
+
+
 def check(found, expected, batch_statistics, limit=CLOSE):
     assert list(found) == list(expected)
     for name in expected:
@@ -78,24 +100,14 @@ def check(found, expected, batch_statistics, limit=CLOSE):
         if name == "gemm.bias" and batch_statistics:  # theirs is rounding noise
             assert not a.any() and float(b.abs().max()) < 1e-10
         else:
-            # What is added up is about 1, however little a one-hot output leaves of it, or a sum to one number.
-            size = max(0.1, float(b.double().norm()))
-            if name == "scale":
-                size = 0.1 * max(1.0, len(expected["output"]) / 12) ** 0.5
-            error = off(a, b, size)
+            error = off(a, b, 0.1 if name == "scale" else None)  # one number, and what is added up is larger
             assert error <= limit, (name, error)
 
 
 @pytest.fixture
 def calls(monkeypatch):
     """What the library was asked for: ("head" or "head_backward", its arguments)."""
-    seen = []
-    for name in ("head", "head_backward"):
-        def watched(*arguments, name=name, function=getattr(library, name)):
-            seen.append((name, arguments))
-            return function(*arguments)
-        monkeypatch.setattr(library, name, watched)
-    return seen
+    return samples.watched(monkeypatch, "head", "head_backward")
 
 
 def functional(x, weight, bias, gamma, beta, scale, training):

@@ -8,8 +8,8 @@ import torch_samples as samples
 from torch_samples import torch
 
 import onepass.torch
-from onepass import library
-from onepass.torch import linear_batch_norm_softmax, matrices, prepared_weights
+from onepass import _native, library
+from onepass.torch import linear_batch_norm_softmax, prepared_weights, route
 
 ROWS, DEPTH, COLUMNS = 6, 8, 5
 
@@ -58,27 +58,31 @@ def copies(monkeypatch):
     of the calls that made one or used one: "prepare_weight", "linear" or "head"."""
     seen = []
 
-    def prepare(weight, planes, products):
+    original = library.call
+    places = {}
+    for operator, name in (("linear", "prepared"), ("head", "options.prepared_weight")):
+        number, tensors, _ = _native.operators()[operator]
+        places[number] = tensors.index(name)
+
+    def prepare(weight, products, threads, planes):
         seen.append("prepare_weight")
         planes.copy_(torch.from_numpy(numpy.frombuffer(weight.detach().contiguous().numpy().tobytes(),
                                                        numpy.uint8).copy()))
 
-    def using(name, place):
-        function = getattr(library, name)
+    def call(operator, *arguments):
+        if operator == library.PREPARE_WEIGHT:
+            return prepare(*arguments)
+        place = places.get(operator)
+        if place is None or arguments[place] is None:
+            return original(operator, *arguments)
+        seen.append(samples.OPERATORS[operator])
+        weight = _copied_from(arguments[place], arguments[1].shape)
+        return original(operator, arguments[0], weight, *arguments[2:place], None, *arguments[place + 1:])
 
-        def call(input, weight, *rest):
-            if rest[place] is None:
-                return function(input, weight, *rest)
-            seen.append(name)
-            return function(input, _copied_from(rest[place], weight.shape), *rest[:place], None, *rest[place + 1:])
-        return call
-
-    products = matrices.products
-    monkeypatch.setattr(matrices, "products", lambda tensor, *exact: products(samples.OnCuda(tensor.dtype), *exact))
+    products = route.products
+    monkeypatch.setattr(route, "products", lambda tensor, *exact: products(samples.OnCuda(tensor.dtype), *exact))
     monkeypatch.setattr(prepared_weights, "_DEVICE", "cpu")
-    monkeypatch.setattr(library, "prepare_weight_size", lambda weight, products: 4 * weight.numel())
-    monkeypatch.setattr(library, "prepare_weight", prepare)
-    monkeypatch.setattr(library, "linear", using("linear", 2))
-    monkeypatch.setattr(library, "head", using("head", 11))
+    monkeypatch.setattr(library, "workspace_size", lambda operator, weight, products, threads: 4 * weight.numel())
+    monkeypatch.setattr(library, "call", call)
     with samples.tf32(False):
         yield seen

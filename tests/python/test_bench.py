@@ -1,10 +1,9 @@
-"""What ./dev gpu measures with, tried on the CPU: the calls of bench/onepass_ctypes.py against PyTorch, the rows of
-bench/gpu_head.py and the products of bench/gpu_products.py at a small size, the tables made of them, and what the
-digest of the evidence covers. What only a GPU has, a choice of fp32 products, is played by a stand-in (GpuLike). The
-library is build/libonepass.so, or $ONEPASS_LIBRARY."""
+"""What ./dev gpu measures with, tried on the CPU: the calls of bench/calls.py against PyTorch, the rows of
+bench/gpu_head.py and bench/gpu_losses.py and the products of bench/gpu_products.py at a small size, bench/cpu_losses.py
+likewise, the tables made of them, and what the digest of the evidence covers. What only a GPU has, a choice of fp32
+products, is played by a stand-in (GpuLike)."""
 
 import copy
-import ctypes
 import glob
 import math
 import os
@@ -17,10 +16,12 @@ import pytest
 import torch_samples as samples
 from torch_samples import F, VERSION, torch
 
+from onepass import _native, library
+
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-LIBRARY = os.environ.get("ONEPASS_LIBRARY") or os.path.join(ROOT, "build", "libonepass.so")
 sys.path.insert(0, os.path.join(ROOT, "bench"))
 import evidence  # noqa: E402
+import releases  # noqa: E402
 import table  # noqa: E402
 
 P2_ROWS = {"p2_bf16_train", "p2_tf32_train", "p2_fp32_train", "p2_bf16_eval", "p2_fp32_eval",
@@ -29,12 +30,10 @@ P2_ROWS = {"p2_bf16_train", "p2_tf32_train", "p2_fp32_train", "p2_bf16_eval", "p
 
 @pytest.fixture
 def calls():
-    if not os.path.exists(LIBRARY):
-        pytest.skip("there is no %s" % LIBRARY)
     if VERSION < (2, 1):
         pytest.skip("the benchmarks need PyTorch 2.1")
-    import onepass_ctypes
-    return onepass_ctypes, onepass_ctypes.Library(LIBRARY)
+    import calls
+    return calls
 
 
 @pytest.fixture
@@ -44,7 +43,14 @@ def products(calls):
 
 
 @pytest.fixture
-def heads():
+def losses(calls, monkeypatch):
+    import gpu_losses
+    monkeypatch.setattr(gpu_losses, "plain_read", lambda tensor: tensor.sum)  # the library has it on a GPU alone
+    return gpu_losses
+
+
+@pytest.fixture
+def heads(calls):
     import gpu_head
     return gpu_head
 
@@ -65,32 +71,28 @@ def random_model(heads, generator, inputs, outputs):
 
 
 def test_kl_call(calls):
-    onepass, library = calls
     p, t = samples.pair(samples.random("kl call"), (7, 33), "kl_div_probs")
-    call = onepass.KlCall(library, "probs_probs", p, t, True, torch.float64)
+    call = calls.KlCall("probs_probs", p, t, True, torch.float64)
     exact = F.kl_div(p.double().log(), t.double(), reduction="batchmean")
     assert abs(float(call()) / float(exact) - 1) < 1e-6
     assert off(call.gradient, -(t.double() / p.double()) / 7) < 1e-6
-    call.close()
+    log = calls.KlCall("log_probs_log_probs", p.log(), t.log(), False)
+    assert abs(float(log()) / float(exact) - 1) < 1e-5
 
 
 def test_linear_call(calls):
-    onepass, library = calls
     generator = samples.random("linear call")
     x, w, b = (torch.randn(shape, generator=generator, dtype=torch.float64) for shape in ((6, 5), (4, 5), (4,)))
-    call = onepass.LinearCall(library, x, w, b)
-    assert off(call(), F.linear(x, w, b)) < 1e-14
-    call.close()
+    assert off(calls.LinearCall(x, w, b)(), F.linear(x, w, b)) < 1e-14
 
 
 @pytest.mark.parametrize("train", [True, False], ids=["train", "eval"])
 def test_head_call(calls, heads, train):
-    onepass, library = calls
     generator = samples.random("head call %s" % train)
     model = random_model(heads, generator, 9, 6).train(train)
     x, upstream = (torch.randn(shape, generator=generator, dtype=torch.float64) for shape in ((11, 9), (11, 6)))
     theirs = copy.deepcopy(model)
-    call = onepass.HeadCall(library, model, x, upstream)
+    call = calls.HeadCall(model, x, upstream)
     output, gradients = heads.Pass(theirs, x, upstream)()
     assert off(call(), output) < 1e-12
     by_name = dict(zip(["x", "gemm.weight"] + [name for name, _ in model.named_parameters() if name != "gemm.weight"],
@@ -103,32 +105,61 @@ def test_head_call(calls, heads, train):
             assert off(made, by_name[name]) < 1e-11, name
     for (name, mine), (_, other) in zip(model.named_buffers(), theirs.named_buffers()):
         assert off(mine.double(), other.double()) < 1e-12, name
-    call.close()
-    forward = onepass.HeadCall(library, model, x)
+    forward = calls.HeadCall(model, x)
     heads_exact = heads.exact_pass(model, x, None)
     assert heads_exact.errors(forward())["error"] < 1e-12
-    forward.close()
 
 
-def test_prepared_weights_arrive(calls, heads):
-    """On the CPU the library refuses them, by name and value: each one stands where the library looks for it."""
-    onepass, library = calls
+LOSSES = ["kl", "reverse_kl", "js", "tv", "cross_entropy", "token_log_probs"]
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_loss_calls(calls, losses, name):
+    """Results and gradient of the library's call are those of the loss in PyTorch, all rows of them, and of what is
+    exact; so onepass.torch's. What is exact of some rows is exact of all."""
+    import losses as work
+    inputs = work.Inputs(name, 21, 37, torch.float64, "cpu", samples.random("loss call " + name).initial_seed() % 2**31)
+    call = losses.call_of(losses.Row(name, torch.float64, None, True), inputs)
+    results, gradient = work.Pass(work.LOSSES[name], inputs, True)()
+    assert len(call()) == len(results)
+    for mine, theirs in zip(call.results, results):
+        assert off(mine, theirs) < 1e-12
+    assert off(call.gradient, gradient) < 1e-12
+    exact = work.Exact(name, inputs, True)
+    assert len(exact.rows) == work.EXACT_ROWS and exact.rows[0] == 0 and exact.rows[-1] == 20
+    for made in ((call.results, call.gradient), work.Pass(losses._THROUGH[name], inputs, True)()):
+        assert all(error < 1e-12 for error in exact.errors(*made).values())
+    forward = losses.call_of(losses.Row(name, torch.float64, None, False), inputs)
+    assert forward.gradient is None and all(torch.equal(a, b) for a, b in zip(forward(), call.results))
+    wrong = gradient.clone()
+    wrong[-1] = float("nan")
+    assert math.isnan(exact.errors(results, wrong)["grad_error"])
+
+
+def test_exact_losses_in_parts(losses, monkeypatch):
+    """The parts make the whole, also when the last one is shorter."""
+    import losses as work
+    for name in ("kl", "token_log_probs"):
+        inputs = work.Inputs(name, 17, 40, torch.bfloat16, "cpu")
+        monkeypatch.setattr(work, "_CHUNK", 1 << 20)
+        whole = work.Exact(name, inputs, False).results
+        monkeypatch.setattr(work, "_CHUNK", 5 * 40)
+        assert max(off(a, b) for a, b in zip(work.Exact(name, inputs, False).results, whole)) < 1e-14
+
+
+def test_prepared_weights_are_refused(calls, heads):
+    """On the CPU, by the library, in its own words."""
     x, w = torch.rand(6, 5), torch.rand(4, 5)
-    with pytest.raises(RuntimeError, match="^prepare_weight_size: handle: only one of a CUDA device"):
-        onepass.LinearCall(library, x, w, None, prepare=True)
-    call = onepass.LinearCall(library, x, w, None)
-    with pytest.raises(RuntimeError, match="^prepare_weight: handle: only one of a CUDA device"):
-        library.check(library.c.onepass_prepare_weight(call.handle(), call.arguments[1], 0x12300, 100))
-    with pytest.raises(RuntimeError, match="^linear_prepared: prepared: 0x12300; it is for"):
-        library.check(library.c.onepass_linear_prepared(
-            call.handle(), *call.arguments[:2], 0x12300, *call.arguments[2:]))
-    call.close()
-    call = onepass.HeadCall(library, heads.problem().Model(5, 4), x)
-    call()
-    call.options.prepared_weight = 0x12300
-    with pytest.raises(RuntimeError, match="^head: options.prepared_weight: 0x12300; it is for"):
-        call()
-    call.close()
+    for call in (lambda: calls.LinearCall(x, w, None, prepared=True),
+                 lambda: calls.HeadCall(heads.problem().Model(5, 4), x, prepared=True)):
+        with pytest.raises(RuntimeError, match="^prepare_weight: handle: only one of a CUDA device"):
+            call()
+
+
+def test_the_plain_read(calls):
+    """It reaches the library, which has it on a GPU alone."""
+    with pytest.raises(RuntimeError, match="^read_probe: handle: it is the CPU's"):
+        calls.plain_read(torch.zeros(17))()
 
 
 class GpuLike:
@@ -136,59 +167,44 @@ class GpuLike:
     layer by SPLIT, or by FULL with over 200 outputs, comes out larger by NUDGE, so that one can tell."""
     NUDGE = 2.0 ** -20
 
-    def __init__(self, onepass, library):
-        self.onepass, self.library, self.c = onepass, library, self
-        self.products, self.asked, self.prepared_calls = {}, [], 0
+    def __init__(self, monkeypatch):
+        self.real, self.real_size, self.asked, self.prepared_calls = library.call, library.workspace_size, set(), 0
+        monkeypatch.setattr(library, "call", self.call)
+        monkeypatch.setattr(library, "workspace_size", self.size)
 
-    def __getattr__(self, name):
-        return getattr(self.library.c, name)
+    @staticmethod
+    def without_planes(operator, arguments):
+        place = {library.LINEAR: 3, library.HEAD: 9}.get(operator)
+        if place is None:
+            return arguments, None
+        return arguments[:place] + (None,) + arguments[place + 1:], arguments[place]
 
-    def check(self, status):
-        self.library.check(status)
+    def size(self, operator, *arguments):
+        if operator == library.PREPARE_WEIGHT:
+            return 4 * arguments[0].numel()
+        return self.real_size(operator, *self.without_planes(operator, arguments)[0])
 
-    def handle(self, stream=None, fp32_products=0):
-        handle = self.library.handle(stream)
-        self.products[handle.value] = fp32_products  # a later handle may have the address of one that is gone
-        self.asked.append(fp32_products)
-        return handle
+    def call(self, operator, *arguments):
+        products = arguments[-3]
+        self.asked.add(products)
+        if operator == library.PREPARE_WEIGHT:
+            weight, _, _, planes = arguments
+            assert products in (_native.FP32_FULL, _native.FP32_SPLIT)
+            return planes.copy_(weight.view(torch.uint8).flatten())
+        arguments, planes = self.without_planes(operator, arguments)
+        if planes is not None:
+            assert torch.equal(planes, arguments[1].view(torch.uint8).flatten())
+            self.prepared_calls += 1
+        self.real(operator, *arguments)
+        if operator == library.LINEAR:
+            output = arguments[4]
+            if products == _native.FP32_SPLIT or (products == _native.FP32_FULL and output.shape[1] > 200):
+                output.mul_(1 + self.NUDGE)
 
-    def onepass_prepare_weight_size(self, handle, weight, needed):
-        shape = self.onepass.Tensor.from_address(weight).shape
-        needed._obj.value = 4 * shape[0] * shape[1]
-        return 0
 
-    def onepass_prepare_weight(self, handle, weight, prepared, size):
-        assert self.products[handle.value] in (self.onepass.FP32_FULL, self.onepass.FP32_SPLIT)
-        ctypes.memmove(prepared, self.onepass.Tensor.from_address(weight).data, size)
-        return 0
-
-    def use(self, weight, prepared):
-        weight = self.onepass.Tensor.from_address(weight)
-        size = 4 * weight.shape[0] * weight.shape[1]
-        assert ctypes.string_at(prepared, size) == ctypes.string_at(weight.data, size)
-        self.prepared_calls += 1
-
-    def onepass_linear(self, handle, x, weight, bias, output, *workspace):
-        status = self.library.c.onepass_linear(handle, x, weight, bias, output, *workspace)
-        made = self.onepass.Tensor.from_address(output)
-        split = {self.onepass.FP32_SPLIT: True, self.onepass.FP32_FULL: made.shape[1] > 200}
-        if split.get(self.products[handle.value]):
-            numbers = (ctypes.c_float * (made.shape[0] * made.shape[1])).from_address(made.data)
-            torch.frombuffer(numbers, dtype=torch.float32).mul_(1 + self.NUDGE)
-        return status
-
-    def onepass_linear_prepared(self, handle, x, weight, prepared, *more):
-        self.use(weight, prepared)
-        return self.onepass_linear(handle, x, weight, *more)
-
-    def onepass_head(self, handle, x, weight, options, *more):
-        options = self.onepass.HeadOptions.from_address(options)
-        prepared, options.prepared_weight = options.prepared_weight, None
-        if prepared:
-            self.use(weight, prepared)
-        status = self.library.c.onepass_head(handle, x, weight, ctypes.addressof(options), *more)
-        options.prepared_weight = prepared
-        return status
+@pytest.fixture
+def gpu_like(monkeypatch):
+    return GpuLike(monkeypatch)
 
 
 class Bench:
@@ -196,8 +212,8 @@ class Bench:
     device, quick, compile = "cpu", True, True
     made_up = {"vendor": 2.0, "split": 1.0, "prepared": 0.5}
 
-    def __init__(self, calls):
-        self.library, self.rows = GpuLike(*calls), []
+    def __init__(self):
+        self.rows = []
 
     def wanted(self, name):
         return True
@@ -212,13 +228,20 @@ class Bench:
             run()
         return dict(self.made_up)
 
-    def finish(self, row, runs, begun):
+    def host_milliseconds(self, run):
+        run()
+        return 0.5
+
+    def expected(self, name):
         expected = {"ours", "floor", "pytorch", "eager"}
-        if row["id"].endswith(("train", "backward")):
+        if name.endswith(("train", "backward")):
             expected.add("compile")
-        if "fp32" in row["id"]:
-            expected |= {"vendor"} if "backward" in row["id"] else {"vendor", "prepared"}
-        assert set(runs) == expected, row
+        if "fp32" in name:
+            expected |= {"vendor"} if "backward" in name else {"vendor", "prepared"}
+        return expected
+
+    def finish(self, row, runs, begun):
+        assert set(runs) == self.expected(row["id"]), row
         for name, run in runs.items():
             start = time.time()
             run()
@@ -230,10 +253,10 @@ class Bench:
         self.rows.append(row)
 
 
-def test_rows(calls, heads, monkeypatch):
+def test_rows(heads, gpu_like, monkeypatch):
     compiler = torch.compile
     monkeypatch.setattr(torch, "compile", lambda model, **more: compiler(model, backend="aot_eager", **more))
-    bench = Bench(calls)
+    bench = Bench()
     before = torch.backends.cuda.matmul.allow_tf32
     heads.rows(bench)
     assert torch.backends.cuda.matmul.allow_tf32 == before
@@ -252,13 +275,75 @@ def test_rows(calls, heads, monkeypatch):
             weight_bytes = 4 * row["shape"][1] * row["shape"][2]
             assert row["rivals"]["prepared"]["extra_bytes"] == row["extra_bytes"] + weight_bytes
             assert row["rivals"]["vendor"]["extra_bytes"] == row["extra_bytes"]
-    assert bench.library.prepared_calls == 3 * 3  # rows; before, for the errors, and for the time
-    asked = bench.library.asked
-    assert (asked.count(calls[0].FP32_TF32), asked.count(calls[0].FP32_VENDOR)) == (1, 4)
+    assert gpu_like.prepared_calls == 3 * 3  # rows; before, for the errors, and for the time
+    assert gpu_like.asked == {_native.FP32_FULL, _native.FP32_TF32, _native.FP32_VENDOR}
+
+
+class LossBench(Bench):
+    small = 0
+
+    def expected(self, name):
+        half = {"eager_half"} if name.startswith("cross_entropy") else set()
+        return {"ours", "floor", "pytorch", "eager", "compile"} | half
+
+    def finish(self, row, runs, begun, small=False, most_rounds=0):
+        assert most_rounds > 0
+        self.small += small
+        super().finish(row, runs, begun)
+
+
+LOSS_ROWS = {"kl_logits_bf16_forward_backward", "reverse_kl_logits_bf16_forward_backward",
+             "js_logits_bf16_forward_backward", "tv_logits_bf16_forward_backward", "kl_logits_bf16_forward",
+             "cross_entropy_bf16_forward_backward", "token_log_probs_bf16_forward",
+             "token_log_probs_bf16_forward_backward", "kl_logits_fp32_4096x32000_forward_backward",
+             "kl_logits_fp32_256x1000_forward_backward", "kl_logits_fp32_4096x1000_forward_backward",
+             "kl_logits_fp32_65536x100_forward_backward"}
+
+
+def test_loss_rows(losses, monkeypatch):
+    """Every row, with an error for everyone, a goal for the first ones, and every width of both losses."""
+    compiled = []
+    monkeypatch.setattr(torch, "compile", lambda loss, dynamic: compiled.append(dynamic) or loss)
+    bench = LossBench()
+    losses.rows(bench)
+    found = {row["id"]: row for row in bench.rows}
+    assert list(found) == list(losses.ROWS) and len(found) == len(bench.rows)
+    widths = {"%s_bf16_width_%d_forward_backward" % (name, width) for name in ("kl_logits", "cross_entropy")
+              for width in (100, 1000, 32000, 50257, 128257, 151936, 256000)}
+    assert set(found) == LOSS_ROWS | widths
+    assert {name for name, row in found.items() if "goal_ms" in row} == LOSS_ROWS and bench.small == 3
+    assert compiled == [False] * len(LOSS_ROWS) + [True, True]  # widths: once for each loss
+    for name, row in found.items():
+        for side in [row, row["pytorch"]] + list(row["rivals"].values()):
+            exact_enough = 1e-2 if side is row["rivals"].get("eager_half") else 1e-5
+            assert 0 <= side["error"] < exact_enough, (name, side)  # NaN is not
+            assert ("grad_error" in side) == name.endswith("backward")
+            assert side.get("grad_error", 0) < (2e-2 if "bf16" in name else 1e-5), (name, side)
+            assert side["host_ms"] == 0.5 and side["ms"] > 0
+        assert "through" not in row and row["floor_ms"] > 0
+        size = row["shape"][0] * row["shape"][1] * (2 if "bf16" in name else 4)
+        assert row["extra_bytes"] == row["workspace_bytes"] + (size if "backward" in name else 0)
+        assert losses.ROWS[name].shape[1] == 128256 or "width" in name or "fp32" in name
+        assert torch.Size(losses.ROWS[name].shape).numel() < 1 << 31
+
+
+def test_losses_without_a_way_through_pytorch(losses, monkeypatch):
+    """Said in the row; and compiling that takes too long ends, and is said."""
+    monkeypatch.setattr(losses.losses_call, "is_served", lambda logits, on_cuda=True: False)
+    monkeypatch.setattr(losses, "COMPILE_SECONDS", -1)
+    bench = LossBench()
+    monkeypatch.setattr(bench, "expected", lambda name: {"ours", "floor", "eager"})
+    monkeypatch.setattr(bench, "wanted", lambda name: name == "kl_logits_bf16_forward")
+    losses.rows(bench)
+    (row,) = bench.rows
+    assert "onepass.library" in row["through"] and "pytorch" not in row
+    assert row["rivals"]["compile"] == {"failed": "left out: -1 s of compiling are spent"}
+    line = table.table("x.json", result([row])).splitlines()[-1]
+    assert line.startswith("| KL of logits, 8192 x 128256 bf16, forward | **")
 
 
 @pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
-def test_split_floor(calls, heads, backward):
+def test_split_floor(heads, backward):
     """It makes three products of fp16 for each one: as many multiplications, and no operand is left out."""
     x, weight = torch.rand(6, 5), torch.rand(4, 5)
     made = []
@@ -278,9 +363,9 @@ def test_split_floor(calls, heads, backward):
 # ---- products --------------------------------------------------------------------------------------------------------
 
 
-def test_products(calls, products, capsys):
+def test_products(products, gpu_like, capsys):
     """The way that FULL takes is known by its bits, and each error is that of its own way."""
-    bench = Bench(calls)
+    bench = Bench()
     found = products.entries(bench)
     seed = found[0]["seed"]
     assert "seed %d" % seed in capsys.readouterr().out
@@ -292,13 +377,13 @@ def test_products(calls, products, capsys):
         assert {name: made[name + "_ms"] for name in bench.made_up} == bench.made_up
         assert 0 < made["vendor_error"] < 3e-7
         assert abs(made["split_error"] / GpuLike.NUDGE - 1) < 0.3
-    assert bench.library.prepared_calls == len(found)
-    assert sorted(bench.library.asked) == [calls[0].FP32_FULL, calls[0].FP32_SPLIT, calls[0].FP32_VENDOR]
-    assert products.entries(Bench(calls))[0]["seed"] != seed
+    assert gpu_like.prepared_calls == len(found)
+    assert gpu_like.asked == {_native.FP32_FULL, _native.FP32_SPLIT, _native.FP32_VENDOR}
+    assert products.entries(Bench())[0]["seed"] != seed
 
 
-def test_a_product_that_fails_is_reported(calls, products):
-    bench = Bench(calls)
+def test_a_product_that_fails_is_reported(products, gpu_like):
+    bench = Bench()
     times = bench.milliseconds
 
     def milliseconds(runs, rounds):
@@ -346,6 +431,95 @@ def test_median_times(calls, monkeypatch):
     bench = gpu_bench.Bench.__new__(gpu_bench.Bench)
     bench.flush = None
     assert bench.milliseconds({"a": None, "b": None}, 3) == {"a": 2.0, "b": 2.0}
+
+
+@pytest.mark.parametrize("through", [True, False], ids=["pytorch", "library alone"])
+@pytest.mark.parametrize("small", [True, False], ids=["small", "large"])
+def test_finished_rows(calls, monkeypatch, capsys, small, through):
+    """Times find their places, with and without a way through PyTorch; rounds are the fewer ones."""
+    import gpu_bench
+    asked = []
+
+    def times(runs, *rest):
+        asked.append(rest[-1])
+        return {name: [3.0, 1.0, 2.0] for name in runs}
+    monkeypatch.setattr(gpu_bench, "time_cold", times)
+    monkeypatch.setattr(gpu_bench, "time_small", lambda runs, rounds: (
+        times(runs, rounds), {name: 0.25 for name in runs}, {"compile": "refused"}))
+    monkeypatch.setattr(gpu_bench.time, "sleep", lambda seconds: None)
+    bench = gpu_bench.Bench.__new__(gpu_bench.Bench)
+    bench.flush, bench.rounds, bench.rows = None, 40, []
+    row = {"id": "x", "error": 1e-7, "rivals": {"eager": {"error": 1e-6}, "compile": {"failed": "left out"}}}
+    runs = dict.fromkeys(["ours", "floor", "eager"] + ["pytorch"] * through)
+    if through:
+        row["pytorch"] = {}
+    bench.finish(row, runs, time.time(), small, 15)
+    assert bench.rows == [row] and asked == [15] and row["rounds"] == 15
+    assert (row["ms"], row["ms_q20"], row["floor_ms"], row["share_of_floor"]) == (2.0, 1.4, 2.0, 1.0)
+    assert row["rivals"]["eager"]["ms"] == 2.0 and "ms" not in row["rivals"]["compile"]
+    assert ("pytorch" in row) == through and row.get("pytorch", {"ms": 2.0})["ms"] == 2.0
+    assert row.get("launch_ms") == (0.25 if small else None)
+    assert "in PyTorch %s" % ("2.0000" if through else "-") in capsys.readouterr().out
+
+
+# ---- on a CPU --------------------------------------------------------------------------------------------------------
+
+
+def test_cpu_losses(calls, monkeypatch, capsys):
+    """All of it at a small size: every row and call beside its rival, errors, and the tables made of them."""
+    import cpu_losses
+    monkeypatch.setattr(torch, "compile", lambda loss, dynamic: loss)
+    monkeypatch.setattr(cpu_losses, "LEAST_SECONDS", 0)
+    before = torch.get_num_threads()
+    found = cpu_losses.measure(True, 1)
+    assert torch.get_num_threads() == before and capsys.readouterr().out.count("\n") == 8 + 16
+    assert found["machine"] and found["threads"] == 1 and found["clock"] == "of the thread"
+    assert [(row["loss"], row["dtype"], row["shape"]) for row in found["rows"]] == [
+        (loss, kind, shape) for shape in ([8, 50], [3, 20]) for kind in ("fp32", "bf16")
+        for loss in ("kl", "cross_entropy")]
+    for row in found["rows"]:
+        half = row["dtype"] == "bf16"
+        size = row["shape"][0] * row["shape"][1] * (2 if half else 4)
+        assert row["bytes"] == size * (3 if row["loss"] == "kl" else 2)
+        assert set(row["rivals"]) == {"eager", "compile"} and row["share_of_read"] > 0 < row["library"]["share_of_read"]
+        for side in [row] + list(row["rivals"].values()):
+            assert side["ms"] > 0 and side.get("ratio", 1) > 0
+            assert 0 <= side["error"] < 1e-5 and 0 <= side["grad_error"] < (2e-2 if half else 1e-5), row
+    assert {call["function"] for call in found["calls"]} == {"kl_div", "cross_entropy", "linear", "head"}
+    assert len(found["calls"]) == 16 and all(call["us"] > 0 and call["share"] > 0 for call in found["calls"])
+    for made, rows in ((table.cpu_loss_table(found), found["rows"]), (table.cpu_call_table(found), found["calls"])):
+        lines = made.splitlines()
+        assert len(lines) == 4 + len(rows) and found["machine"] in lines[0]
+        assert all(line.count("|") == lines[2].count("|") for line in lines[2:])
+    assert "| KL of logits, bf16, 8 x 50 | **" in table.cpu_loss_table(found)
+    again = cpu_losses.measure(True, 1, {"rows": ["kept"]})
+    assert again["rows"] == ["kept"] and len(again["calls"]) == 16
+
+
+def test_cpu_calls_compute_the_same(calls):
+    """What is timed in turn gives the same results and as many gradients."""
+    import cpu_losses
+    torch.manual_seed(samples.random("cpu calls").initial_seed() % 2**31)
+    for name, shape, work, ours, theirs in cpu_losses.call_pairs():
+        mine, other = ours(), theirs()
+        if work == "forward":
+            mine, other = [mine], [other]
+        assert len(mine) == len(other) > 0, name
+        for a, b in zip(mine, other):
+            assert a.shape == b.shape and float((a - b).detach().abs().max()) < 1e-4, (name, shape)
+
+
+def test_cpu_results_are_kept():
+    assert evidence.CPU_LOSSES not in [os.path.join(ROOT, path) for path, _ in evidence.results()]
+    kept = table.cpu_result()
+    for document, name, make in table.CPU_SECTIONS:
+        with open(os.path.join(ROOT, document), encoding="utf-8") as file:
+            text = file.read()
+        assert make(kept) in table.with_section(text, name, make(kept))
+        assert "measured yet" in make(None)
+    assert {(row["loss"], row["dtype"], tuple(row["shape"])) for row in kept["rows"]} == {
+        (loss, kind, shape) for loss in ("kl", "cross_entropy") for kind in ("fp32", "bf16")
+        for shape in ((4096, 32000), (256, 1000))}
 
 
 # ---- tables ----------------------------------------------------------------------------------------------------------
@@ -437,6 +611,32 @@ def test_tables_of_what_is_kept():
         assert make([]) != "" and "measured yet" in make([])
 
 
+def test_releases(tmp_path):
+    """What pytest reports becomes counts and reasons; a failure is shown; a machine without a GPU is no limit of a
+    release; every part's tests are there."""
+    report = tmp_path / "report.xml"
+    report.write_text("""<testsuites><testsuite>
+        <testcase classname="tests.python.test_torch_kl" name="a"/>
+        <testcase classname="tests.python.test_torch_kl" name="b"><skipped message="no CUDA device"/></testcase>
+        <testcase classname="tests.python.test_torch_transforms" name="c"><skipped message="too old"/></testcase>
+        <testcase classname="tests.python.test_rewrite" name="d"><failure message="x"/></testcase>
+        </testsuite></testsuites>""")
+    counts, left_out, failed = releases.summarise(str(report))
+    assert counts["functions, derivatives"] == {"passed": 1, "failed": 0, "left_out": 0}
+    assert counts["torch.func"]["left_out"] == 1 and left_out == {"too old": 1}
+    assert counts["rewrite"]["failed"] == 1 and failed == ["test_rewrite::d"]
+    made = table.release_table({"2.8.0": {"python": "3.11.7", "parts": counts, "left_out": left_out}})
+    assert "| 2.8.0 | 3.11.7 | 1 | 0 | 0 | 0 | 0, **1 failed** |" in made and "- 2.8.0: too old (1)." in made
+    del counts["losses from logits"]  # as in a result from before the part was there
+    before = table.release_table({"2.8.0": {"python": "3.11.7", "parts": counts, "left_out": left_out}})
+    assert "| 2.8.0 | 3.11.7 | 1 | 0 | 0 | not tried | 0, **1 failed** |" in before
+    assert "No release has been tried yet" in table.release_table({})
+    assert len(releases.tests()) == sum(map(len, releases.PARTS.values()))
+    with open(os.path.join(ROOT, table.RELEASES[0]), encoding="utf-8") as file:
+        assert table.with_section(file.read(), table.RELEASES[1], made) is not None
+    assert releases.PATH not in [os.path.join(ROOT, path) for path, _ in evidence.results()]
+
+
 def test_every_row_has_words():
     assert P2_ROWS <= set(table.WORDS)
 
@@ -446,7 +646,7 @@ def test_every_row_has_words():
 
 def test_the_digest_covers_what_runs():
     """Every pattern finds something, and every source of a program that ./dev gpu runs is found."""
-    for pattern in evidence.COVERED:
+    for pattern in evidence.HOST + evidence.TESTS:
         assert glob.glob(os.path.join(ROOT, pattern)), pattern
     with open(os.path.join(ROOT, "tests", "CMakeLists.txt"), encoding="utf-8") as file:
         text = file.read()

@@ -1,4 +1,5 @@
-"""python -m onepass.export: the command, the file it writes, and the C++ and CUDA in it. The model is not run here."""
+"""python -m onepass.export: the command, the file it writes, and what is packed into it. The model is not run here."""
+import ast
 import contextlib
 import importlib.util
 import os
@@ -11,7 +12,6 @@ import sys
 import pytest
 
 from onepass import export
-from onepass.export import gather
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 PACKAGE = pathlib.Path(export.__file__).parent.parent.parent
@@ -47,18 +47,12 @@ def exported(operator, directory):
             os.environ["TORCH_EXTENSIONS_DIR"] = before
 
 
-def set_architectures(monkeypatch, architectures):
-    """TORCH_CUDA_ARCH_LIST; None: not set."""
-    if architectures is None:
-        monkeypatch.delenv("TORCH_CUDA_ARCH_LIST", raising=False)
-    else:
-        monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", architectures)
-
-
-def files_of(text):
-    """The sources in an exported file, {name: text}, without running it."""
-    found = re.findall(r"^_FILES\['([^']+)'\] = (r'''.*?'''|r\"\"\".*?\"\"\")$", text, re.MULTILINE | re.DOTALL)
-    return {name: quoted[4:-3] for name, quoted in found}
+def sources_of(text):
+    """(model and builder, {path: text} of the sources) of an exported file, without running it."""
+    head, _, rest = text.partition("# ---- sources ---")
+    found = re.findall(r"^_FILES\['([^']+)'\] = (r'''.*?'''|r\"\"\".*?\"\"\")$", rest, re.MULTILINE | re.DOTALL)
+    assert len(found) == len(dict(found)) == rest.count("\n_FILES['")
+    return head, {name: quoted[4:-3] for name, quoted in found}
 
 
 # ---- the command -----------------------------------------------------------------------------------------------------
@@ -68,7 +62,7 @@ def test_list_names_every_operator():
     done = command("--list")
     assert done.returncode == 0 and done.stderr == ""
     assert [line.split()[0] for line in done.stdout.splitlines()] == list(export.OPERATORS)
-    assert list(export.OPERATORS) == ["kl_div", "linear_bn_softmax"]
+    assert list(export.OPERATORS) == ["kl_div", "linear_bn_softmax", "kl_logits", "cross_entropy"]
 
 
 def test_help_names_options_and_exit_codes():
@@ -109,13 +103,12 @@ def test_file_and_standard_output_are_the_same_bytes(tmp_path):
 
 
 def test_an_installed_package_writes_the_same_bytes(tmp_path):
-    """With nothing but what sources.txt tells the build to install."""
+    """With nothing but what python/CMakeLists.txt installs."""
     ignore = shutil.ignore_patterns("sources", "__pycache__", "*.so")
     shutil.copytree(str(PACKAGE / "onepass"), str(tmp_path / "onepass"), ignore=ignore)
-    for path in gather.listed():
-        target = tmp_path / "onepass" / "export" / "sources" / path
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(str(ROOT / path), str(target))
+    for folder in ("include", "src", "python/src"):
+        shutil.copytree(str(ROOT / folder), str(tmp_path / "onepass" / "export" / "sources" / folder))
+    shutil.copy(str(ROOT / "python" / "native.map"), str(tmp_path / "onepass" / "export" / "sources" / "python"))
     for operator in export.OPERATORS:
         done = command(operator, "-o", "-", package=tmp_path)
         assert done.returncode == 0, done.stderr
@@ -131,93 +124,128 @@ every_operator = pytest.mark.parametrize("operator", list(export.OPERATORS))
 @every_operator
 def test_head_says_what_it_is_and_how_it_was_made(operator):
     head = export.export(operator).split('"""')[1]
+    numbers = re.findall(r"^#define ONEPASS_VERSION_(?:MAJOR|MINOR|PATCH) (\d+)$",
+                         (ROOT / "include" / "onepass.h").read_text(encoding="utf-8"), re.MULTILINE)
     made_by = "python -m onepass.export " + operator
-    for words in ("class ModelNew", "onepass " + gather.version(), made_by, "Apache-2.0"):
+    for words in ("class ModelNew", "onepass " + ".".join(numbers), made_by, "Apache-2.0", "--unpack DIR"):
         assert words in head
 
 
-def test_sources_txt_lists_what_is_used(monkeypatch):
-    """No more and no fewer."""
-    used = []
-    read = gather.read
-    monkeypatch.setattr(gather, "read", lambda path: used.append(path) or read(path))
-    for operator in export.OPERATORS:
-        export.export(operator)
-    assert set(used) == set(gather.listed()) and len(gather.listed()) == len(set(gather.listed()))
+@every_operator
+def test_one_readable_file_without_absolute_paths(operator):
+    text = export.export(operator)
+    assert text.isascii() and len(text) < 1500000
+    for path in (str(ROOT), str(PACKAGE), "/home/", "/root/", "/tmp/"):
+        assert path not in text
+    head, files = sources_of(text)
+    assert "class ModelNew(nn.Module):" in head and len(head.splitlines()) < 300
+    compile(text, "model_new.py", "exec")
+    ast.parse(head, feature_version=(3, 8))
 
 
 @every_operator
-def test_sources_are_the_librarys_word_for_word(operator):
-    """The list of kernels but for the lines of other operators."""
-    files = files_of(export.export(operator))
-    whole = [path for path in gather.listed() if gather.flat_name(path) in files]
-    assert len(whole) > 40
-    own = tuple("KERNEL(%s," % name for name in export.OPERATORS[operator].kernels)
-    for path in whole:
-        text = (ROOT / path).read_text(encoding="utf-8")
-        if path == "src/core/kernels.def":
-            text = "".join(line for line in text.splitlines(True) if line.startswith(own) or line[:6] != "KERNEL")
-        assert files[gather.flat_name(path)] == text, path
+def test_sources_are_the_projects_word_for_word(operator):
+    """But for two lists of operators, cut to those that are packed, and the package's __init__ files, left empty."""
+    _, files = sources_of(export.export(operator))
+    assert len(files) > 90
+    cut = {"src/operators.def", "src/levels/operators.inc"}
+    for path, text in files.items():
+        whole = (ROOT / path).read_text(encoding="utf-8")
+        if path.endswith("/__init__.py"):
+            assert text == ""
+        elif path in cut:
+            lines = text.splitlines(True)
+            assert lines == [line for line in whole.splitlines(True) if line in lines] and len(text) < len(whole)
+        else:
+            assert text == whole, path
 
 
-def test_lines_of_kl_are_the_librarys():
-    lines = files_of(export.export("kl_div"))["kl_kernels.inc"].splitlines()[1:]
-    cut = "".join((ROOT / "src" / "cuda" / ("kl_%s.cu" % word)).read_text(encoding="utf-8")
-                  for word in ("f16", "bf16", "f32", "f64"))
-    assert len(lines) == 14 and all(line + "\n" in cut for line in lines)
+_LOSSES = ([name for names in ("kl_probs_probs kl_log_probs_probs kl_probs_log_probs kl_log_probs_log_probs",
+                              "divergence_logits_logits divergence_logits_probs divergence_logits_log_probs",
+                              "divergence_logits_top_k cross_entropy_logits_labels") for name in names.split()], ["kl", "logits"],
+           {"errors", "fp32", "library", "torch/kl", "torch/kl_derivatives", "torch/losses", "torch/losses_call",
+            "torch/losses_reference", "torch/rewrite_losses", "torch/route"})
+PACKED = {
+    "kl_logits": _LOSSES, "cross_entropy": _LOSSES,
+    "kl_div": (["kl_probs_probs", "kl_log_probs_probs", "kl_probs_log_probs", "kl_log_probs_log_probs"], ["kl"],
+               {"errors", "fp32", "library", "torch/kl", "torch/kl_derivatives", "torch/route"}),
+    "linear_bn_softmax": (["linear", "linear_backward", "prepare_weight", "head", "head_backward"], ["linear", "head"],
+                          {"errors", "fp32", "library", "torch/head", "torch/head_call", "torch/head_sync", "torch/kl",
+                           "torch/kl_derivatives", "torch/modules", "torch/prepared_weights", "torch/route"}),
+}
 
 
 @every_operator
-def test_every_include_is_there(operator):
-    files = files_of(export.export(operator))
-    included = {name for text in files.values() for name in re.findall(r'^#include "([^"]+)"', text, re.MULTILINE)}
-    assert included <= set(files)
-    assert set(files) - included == {operator + ".cpp", "kernels.cu"}
+def test_what_is_packed(operator):
+    """The operator's folders and those all operators share, whole; the Python modules that are imported."""
+    _, files = sources_of(export.export(operator))
+    operators, folders, modules = PACKED[operator]
+    assert re.findall(r"^OPERATOR\((\w+)\)", files["src/operators.def"], re.MULTILINE) == operators
+    assert re.findall(r'"(\w+)/cpu_level.inc"', files["src/levels/operators.inc"]) == folders
+    python = {path for path in files if path.endswith(".py") and not path.endswith("__init__.py")}
+    assert python == {"python/onepass/%s.py" % module for module in modules}
+    for folder in ["core", "cpu", "cuda", "levels"] + folders:
+        expected = {path.name for path in (ROOT / "src" / folder).iterdir()}
+        assert {path.split("/")[2] for path in files if path.startswith("src/%s/" % folder)} == expected
+    others = set(re.findall(r"src/(\w+)/", " ".join(files))) - {"core", "cpu", "cuda", "levels"}
+    assert others == set(folders)
 
 
-def test_only_the_head_has_kernels_for_hopper():
-    kl, head = (files_of(export.export(operator)) for operator in ("kl_div", "linear_bn_softmax"))
-    for name in ("copy_engine.inc", "split_sm90a.cu", "hopper.cuh"):
-        assert name in head and name not in kl
-    assert "ClusterDimension" not in "".join(kl.values()) and "ampere.cuh" not in head
+@every_operator
+def test_every_include_and_import_is_there(operator):
+    _, files = sources_of(export.export(operator))
+    made = {"cuda/fatbin_images.inc", "cuda/fatbin_kernels.inc"}  # by the build
+    for path, text in files.items():
+        for name in re.findall(r'^#include "([^"]+)"', text, re.MULTILINE):
+            places = [prefix + name for prefix in ("src/", "include/", "cuda/", os.path.dirname(path) + "/")]
+            assert any(place in files or place in made for place in places), (path, name)
+        if path.endswith(".py"):
+            for origin, names in re.findall(r"^ *(?:from|import) onepass(\S*)(?: import (.*))?$", text, re.MULTILINE):
+                for name in names.split(", "):
+                    places = ["python/onepass" + origin.replace(".", "/") + end for end in (".py", "/%s.py" % name)]
+                    assert name == "_native" or any(place in files for place in places), (path, origin, name)
 
 
-def test_two_sources_of_one_name_are_refused(monkeypatch):
-    monkeypatch.setattr(gather, "listed", lambda: ["src/core/kl.h", "src/cuda/kl.h"])
-    with pytest.raises(ValueError, match="kl.h"):
-        gather.with_includes([], {}, [])
-
-
-# ---- the C++ and CUDA in it, without PyTorch -------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module", params=list(export.OPERATORS))
-def directory(request, tmp_path_factory):
-    """The sources of an operator, written as the model writes them, in a directory of its name."""
-    made = tmp_path_factory.mktemp("exported") / request.param
-    made.mkdir()
-    for name, text in files_of(export.export(request.param)).items():
-        (made / name).write_text(text, encoding="utf-8")
-    return made
-
-
-def run(words, where):
-    done = subprocess.run([str(word) for word in words], cwd=str(where), stdout=subprocess.PIPE,
+@every_operator
+def test_unpack_writes_the_sources(operator, tmp_path):
+    path = tmp_path / "model_new.py"
+    text = export.export(operator)
+    # PyTorch is not needed for it: a reader may have none.
+    path.write_text(text.replace("import torch\nfrom torch import nn\n",
+                                 "import types\nnn = types.SimpleNamespace(Module=object)\n", 1), encoding="utf-8")
+    done = subprocess.run([sys.executable, str(path), "--unpack", str(tmp_path / "out")], stdout=subprocess.PIPE,
                           stderr=subprocess.STDOUT, universal_newlines=True)
-    assert done.returncode == 0, done.stdout[-3000:]
-    return done.stdout
+    assert done.returncode == 0, done.stdout
+    written = {str(found.relative_to(tmp_path / "out")): found.read_text(encoding="utf-8")
+               for found in (tmp_path / "out").rglob("*") if found.is_file()}
+    assert written == sources_of(text)[1]
+    wrong = subprocess.run([sys.executable, str(path), "--upack"], stderr=subprocess.PIPE, universal_newlines=True)
+    assert wrong.returncode == 1 and "--unpack DIR" in wrong.stderr
 
 
-def kernel_names(directory, hopper=False):
-    """The kernels in the launch table; those that Hopper alone can run only if it is asked for."""
-    text = (directory / "operator_names.inc").read_text(encoding="utf-8")
-    common, _, special = text.partition("#ifdef ONEPASS_EXPORT_SM90A\n")
-    names = re.findall(r"^KERNEL\((\w+)\)$", common, re.MULTILINE)
-    assert len(names) == len(set(names)) >= 26 and not any("_sm90" in name for name in names)
-    special = re.findall(r"^KERNEL\((\w+)\)$", special, re.MULTILINE)
-    assert len(special) == len(set(special)) == (9 if directory.name == "linear_bn_softmax" else 0)
-    assert all("_sm90_" in name for name in special)
-    return set(names + special) if hopper else set(names)
+# ---- how it compiles -------------------------------------------------------------------------------------------------
+
+
+def words_of(pattern, *names):
+    text = "".join((ROOT / name).read_text(encoding="utf-8") for name in names)
+    return set(re.search(pattern, text).group(1).split())
+
+
+def test_flags_are_those_of_the_librarys_build():
+    """What decides about bits is written in CMake files and again in build.py."""
+    builder = {}
+    text = (ROOT / "python" / "onepass" / "export" / "build.py").read_text(encoding="utf-8")
+    exec(text[:text.index("_log =")], builder)
+    assert words_of(r"add_compile_options\((-ffp[^)]*)\)", "CMakeLists.txt") <= set(builder["_C"])
+    assert set(builder["_LEVELS"]["x86_64"]) == {"avx2", "avx512"} and set(builder["_LEVELS"]["aarch64"]) == {"neon"}
+    avx2 = words_of(r"set\(onepass_flags_avx2 ([^)]*)\)", "CMakeLists.txt")
+    assert set(builder["_LEVELS"]["x86_64"]["avx2"]) == avx2
+    avx512 = words_of(r"set\(onepass_flags_avx512 ([^)]*)\)", "CMakeLists.txt") - {"${onepass_flags_avx2}"}
+    assert set(builder["_LEVELS"]["x86_64"]["avx512"]) == avx2 | avx512
+    nvcc = words_of(r"set\(onepass_nvcc_flags ([^)]*)\)", "cmake/cuda.cmake") - {"-I${PROJECT_SOURCE_DIR}/src"}
+    assert set(builder["_NVCC"]) == nvcc | {"-fatbin", "-Isrc", "-Xptxas=-v"}
+    linked = re.findall(r"-Wl,-z,\w+", (ROOT / "python" / "CMakeLists.txt").read_text(encoding="utf-8"))
+    assert set(linked) <= set(builder["_LINK"])
 
 
 def cuda_home():
@@ -227,376 +255,9 @@ def cuda_home():
     return pathlib.Path(os.path.realpath(nvcc)).parent.parent
 
 
-# Built as C++14 and as the newest standard, with the library's own strictness where C and C++ agree on it.
-WARNINGS = ["-Werror", "-Wall", "-Wshadow", "-Wundef", "-Wno-unused-function"]
-COMPILERS = [(compiler, standard) for compiler in ("g++", "clang++") for standard in ("gnu++14", "c++20")]
-
-
-@pytest.mark.parametrize("compiler, standard", COMPILERS)
-@pytest.mark.parametrize("half", ["cpu", "cuda"])
-def test_host_code_is_clean_cxx(directory, compiler, standard, half):
-    if not shutil.which(compiler):
-        pytest.skip("no " + compiler)
-    include = ["-isystem", cuda_home() / "include"] if half == "cuda" else []
-    source = directory / ("%s_%s_%s.cpp" % (half, compiler, standard))
-    source.write_text('#include "%s.inc"\n' % half, encoding="utf-8")
-    run([compiler, "-std=" + standard, "-fsyntax-only", *WARNINGS, *include, source], directory)
-
-
-# Prints status, level, a value, and whether the compiler fused.
-PROBE_BEGIN = r"""
-#include "cpu.inc"
-int main()
-{
-    onepass_handle *handle;
-    if (onepass_create(NULL, &handle) != ONEPASS_OK)
-        return puts(onepass_last_error()) * 0 + 1;
-    int64_t shape[] = {2, 2};
-    onepass_device cpu = {ONEPASS_CPU, 0};
-"""
-PROBE_END = r"""
-    printf("%d %s %.7g %d\n", (int)status, onepass_isa(handle), value, onep_level_contracts(handle->level));
-    return 0;
-}
-"""
-PROBES = {
-    "kl_div": (r"""
-    float p[] = {0.25f, 0.75f, 0.50f, 0.50f}, t[] = {0.50f, 0.50f, 0.25f, 0.75f}, loss;
-    onepass_tensor predictions = {p, cpu, 2, ONEPASS_F32, shape, NULL, 0}, targets = predictions;
-    onepass_tensor to = {&loss, cpu, 0, ONEPASS_F32, NULL, NULL, 0};
-    targets.data = t;
-    onepass_status status = onepass_kl_probs_probs(handle, &predictions, &targets, NULL, &to, NULL, NULL);
-    double value = loss;
-""", "0.1373265"),
-    # Columns of q are (1, 3) and (2, 6): normalised they are (-1, 1) both, and the scale sets the second apart.
-    "linear_bn_softmax": (r"""
-    float x[] = {1, 0, 0, 1}, w[] = {1, 3, 2, 6}, s[] = {1, 2}, out[4];
-    onepass_tensor input = {x, cpu, 2, ONEPASS_F32, shape, NULL, 0}, weight = input, output = input, scale = input;
-    weight.data = w;
-    output.data = out;
-    scale.data = s;
-    scale.ndim = 1;
-    onepass_head_options options = {};
-    options.size = sizeof options;
-    options.scale = &scale;
-    size_t bytes = 0;
-    onepass_status status =
-        onepass_head_workspace_size(handle, &input, &weight, &options, &output, NULL, &bytes);
-    options.workspace = malloc(bytes);
-    options.workspace_size = bytes;
-    if (status == ONEPASS_OK)
-        status = onepass_head(handle, &input, &weight, &options, &output, NULL, NULL, NULL);
-    double value = out[0];
-""", "0.7310586"),
-}
-
-
-def probe(directory):
-    """The program, and the value that it is to print."""
-    middle, value = PROBES[directory.name]
-    return PROBE_BEGIN + middle + PROBE_END, value
-
-
-def test_contraction_is_noticed(directory):
-    """The check that -ffp-contract=off was obeyed can fail: without the flag gcc fuses wherever the machine can."""
-    if not shutil.which("g++"):
-        pytest.skip("no g++")
-    program, expected = probe(directory)
-    (directory / "probe.cpp").write_text(program, encoding="utf-8")
-    fuses = {}
-    for flag in ("off", "fast"):
-        run(["g++", "-std=gnu++14", "-O3", "-ffp-contract=" + flag, "probe.cpp", "-o", "probe", "-lpthread", "-ldl"],
-            directory)
-        status, level, value, fused = run([directory / "probe"], directory).split()
-        assert (status, value) == ("0", expected)
-        fuses[flag] = fused
-    assert fuses["off"] == "0"
-    assert fuses["fast"] == ("0" if level == "scalar" else "1")
-
-
-def test_neon_compiles_as_cxx_and_runs(directory):
-    """Under emulation; without the C++ headers of that machine, which the library's part does not need."""
-    headers = "/usr/aarch64-linux-gnu/include"
-    emulator = shutil.which("qemu-aarch64") or shutil.which("qemu-aarch64-static")
-    if not (shutil.which("clang++") and shutil.which("aarch64-linux-gnu-gcc") and os.path.isdir(headers) and emulator):
-        pytest.skip("no clang++, C compiler for 64-bit Arm and qemu")
-    program, expected = probe(directory)
-    (directory / "neon.cpp").write_text(program, encoding="utf-8")
-    run(["clang++", "--target=aarch64-linux-gnu", "-nostdinc++", "-isystem", headers, "-std=gnu++14", "-O2",
-         "-ffp-contract=off", "-fno-exceptions", "-fno-rtti", "-c", "neon.cpp", "-o", "neon.o"], directory)
-    run(["aarch64-linux-gnu-gcc", "-static", "neon.o", "-o", "neon", "-lm", "-lpthread"], directory)
-    assert run([emulator, directory / "neon"], directory).split() == ["0", "neon", expected, "0"]
-
-
-def compiled_kernels(directory, *architectures, options=()):
-    """{(kernel, architecture): (bytes of stack, spilt, loaded again)} of what nvcc makes as C++14, with the table."""
-    log = run([cuda_home() / "bin" / "nvcc", "-std=c++14", "-O3", "-Xptxas=-v", "-Xcompiler=-Wall",
-               "-Werror=all-warnings", *options,
-               *("-gencode=arch=compute_%s,code=sm_%s" % (number, number) for number in architectures),
-               "-c", "kernels.cu", "-o", "kernels_%s.o" % "_".join(architectures)], directory)
-    found = re.findall(r"Compiling entry function '(\w+)' for 'sm_(\w+)'\n.*\n"
-                       r" +(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", log)
-    assert len(found) == log.count("Compiling entry function")
-    return {(name, number): tuple(map(int, used)) for name, number, *used in found}
-
-
-def check_stack(directory, found):
-    """Kernels need no more of a stack, for what they spill, than their files say; mostly they say nothing."""
-    texts = [path.read_text(encoding="utf-8") for path in directory.glob("*.cu")]
-    allowed = dict(re.findall(r"(onep_\w+): spills up to (\d+) bytes", "".join(texts)))
-    for (name, _), used in found.items():
-        assert max(used) <= int(allowed.get(name, 0)), (name, used)
-
-
-@pytest.mark.parametrize("architecture", ["80", "90"])
-def test_kernels_compile_as_cxx14(directory, architecture):
-    found = compiled_kernels(directory, architecture)
-    assert set(found) == {(name, architecture) for name in kernel_names(directory)}
-    check_stack(directory, found)
-
-
-def test_kernels_compile_for_hopper_and_beside_others(directory):
-    """Its own are in code for 9.0a alone; only the head has such."""
-    found = compiled_kernels(directory, "80", "90a", options=["-DONEPASS_EXPORT_HOPPER=1"])
-    everywhere, on_hopper = kernel_names(directory), kernel_names(directory, hopper=True)
-    assert set(found) == {(name, "80") for name in everywhere} | {(name, "90a") for name in on_hopper}
-    own = {name for name in on_hopper - everywhere if "_sm90_" in name}
-    assert own == on_hopper - everywhere and len(own) == {"kl_div": 0, "linear_bn_softmax": 9}[directory.name]
-    check_stack(directory, found)
-
-
-# A program that asks an operator's plan for everything, and prints the names of the kernels that it would launch.
-PLAN_BEGIN = r"""
-#include <cuda_runtime_api.h>
-#include <set>
-#include <string>
-static std::set<std::string> asked;
-/* In place of the runtime's, for clusters of blocks: what it would refuse is refused here. */
-static size_t allowed_shared = 48 << 10;
-static cudaError_t set_attribute(const void *, cudaFuncAttribute attribute, int value)
-{
-    allowed_shared = value;
-    return attribute == cudaFuncAttributeMaxDynamicSharedMemorySize && value <= 227 << 10 ? cudaSuccess
-                                                                                          : cudaErrorInvalidValue;
-}
-static cudaError_t launch_cluster(const cudaLaunchConfig_t *shape, const void *function, void **arguments)
-{
-    unsigned cluster = shape->attrs[0].val.clusterDim.x;
-    asked.insert(static_cast<const char *>(function));
-    bool valid = shape->numAttrs == 1 && shape->attrs[0].id == cudaLaunchAttributeClusterDimension && cluster >= 1 &&
-                 cluster <= 2 && shape->gridDim.x > 0 && shape->gridDim.x % cluster == 0 && shape->gridDim.x <= 132 &&
-                 shape->dynamicSmemBytes <= allowed_shared && (uintptr_t)arguments[0] % 64 == 0;
-    return valid ? cudaSuccess : cudaErrorInvalidConfiguration;
-}
-static int describe(void *map, int type, uint32_t rank, void *address, const uint64_t *extents, const uint64_t *strides,
-                    const uint32_t *box, const uint32_t *steps, int, int, int, int)
-{
-    uint64_t size = type == 6 ? 2 : 4;
-    bool valid = (uintptr_t)map % 64 == 0 && rank == 2 && (uintptr_t)address % 16 == 0 && strides[0] % 16 == 0 &&
-                 strides[0] >= extents[0] * size && extents[1] > 0 && box[0] * size == 128 && box[1] > 0 &&
-                 box[1] <= 256 && steps[0] == 1 && steps[1] == 1;
-    return valid ? 0 : 1;
-}
-static cudaError_t entry_point(const char *name, void **function, unsigned, unsigned long long)
-{
-    *function = std::string(name) == "cuTensorMapEncodeTiled" ? reinterpret_cast<void *>(describe) : NULL;
-    return cudaSuccess;
-}
-#define cudaFuncSetAttribute             set_attribute
-#define cudaLaunchKernelExC              launch_cluster
-#define cudaGetDriverEntryPointByVersion entry_point
-#include "cuda.inc"
-int onepass_export_load(onepass_export_words *words)
-{
-    static unsigned tickets[ONEPASS_EXPORT_TICKETS];
-    words->tickets = tickets;
-    return 0;
-}
-int onepass_export_launch(const char *kernel, unsigned, unsigned, unsigned, const void *, void *, int)
-{
-    asked.insert(kernel);
-    return 0;
-}
-const void *onepass_export_kernel(const char *kernel)
-{
-    static std::set<std::string> names; /* a kernel's function is its name here */
-    return names.insert(kernel).first->c_str();
-}
-static char memory[12][1 << 21] __attribute__((aligned(256)));
-int main(int count, char **)
-{
-    onepass_export_words words = {};
-    onepass_export_load(&words);
-    words.hopper = count > 1;
-    cuda_device device = {true, 132, words, 0, {}, NULL};
-    onep_cuda cuda = {&device, (cudaStream_t)8, NULL};
-    device.tickets[cuda.stream] = {words.tickets, ONEP_CUDA_LAUNCH_TICKETS};
-    onepass_handle handle = {};
-    handle.device.type = ONEPASS_CUDA;
-    handle.kernels = &cuda_kernels;
-    handle.cuda = &cuda;
-    const onepass_dtype types[] = {ONEPASS_F16, ONEPASS_BF16, ONEPASS_F32, ONEPASS_F64};
-"""
-PLAN_END = r"""
-    for (const std::string &name : asked)
-        puts(name.c_str());
-    return 0;
-}
-"""
-PLANS = {
-    "kl_div": r"""
-    int64_t shape[] = {4, 8}, compact[] = {8, 1}, wide[] = {16, 1}, apart[] = {64, 2};
-    int64_t *layouts[] = {compact, wide, apart};
-    for (int p = 0; p < 4; p++)
-        for (int t = 0; t < 4; t++)
-            for (int layout = 0; layout < 3; layout++)
-                for (int outputs = 1; outputs < 8; outputs++)
-                    for (int offset = 0; offset < 2; offset++) {
-                        onepass_tensor tensors[4] = {};
-                        for (int i = 0; i < 4; i++) {
-                            onepass_dtype type = types[i % 2 ? t : p];
-                            tensors[i].data = memory[i] + offset * type.bits / 8;
-                            tensors[i].device = handle.device;
-                            tensors[i].ndim = 2;
-                            tensors[i].dtype = type;
-                            tensors[i].shape = shape;
-                            tensors[i].strides = layouts[layout];
-                        }
-                        onepass_tensor value = tensors[0];
-                        value.ndim = 0;
-                        value.dtype = types[3];
-                        value.data = memory[4];
-                        onepass_kl_options options = {};
-                        options.size = sizeof options;
-                        options.workspace = memory[4] + 256;
-                        options.workspace_size = sizeof memory[4] - 256;
-                        if (onepass_kl_probs_probs(&handle, &tensors[0], &tensors[1], &options,
-                                                   outputs & 1 ? &value : NULL, outputs & 2 ? &tensors[2] : NULL,
-                                                   outputs & 4 ? &tensors[3] : NULL) != ONEPASS_OK)
-                            return puts(onepass_last_error()) * 0 + 1;
-                    }
-""",
-    "linear_bn_softmax": r"""
-    const int64_t widths[] = {64, 12000, 20000, 63};
-    for (int inputs = 0; inputs < 4; inputs++)
-        for (int results = 0; results < 4; results++)
-            for (int width = 0; width < 4; width++)
-                for (int training = 0; training < 2; training++)
-                    for (int rows = 0; rows < 5; rows += 4) {
-                        onepass_dtype of_input = types[inputs], of_result = types[results];
-                        if (of_result.bits < of_input.bits || (results != inputs && of_result.bits == 16))
-                            continue;
-                        int64_t n = widths[width], shapes[3][2] = {{rows, 8}, {n, 8}, {rows, n}};
-                        onepass_dtype computed = types[inputs == 3 ? 3 : 2];
-                        /* input, weight, output, product, a counter, grad_output; mean, rstd, the running ones;
-                           grad_input, grad_weight */
-                        onepass_tensor t[12] = {};
-                        for (int i = 0; i < 12; i++) {
-                            t[i].data = memory[i];
-                            t[i].device = handle.device;
-                            t[i].ndim = i < 6 || i > 9 ? 2 : 1;
-                            t[i].dtype = i < 2 || i > 9 ? of_input : i == 2 || i == 5 ? of_result : computed;
-                            t[i].shape = i < 2 ? shapes[i] : i < 6 ? shapes[2] : i < 10 ? shapes[1] : shapes[i - 10];
-                        }
-                        onepass_tensor *product = &t[3], *mean = &t[6], *rstd = &t[7];
-                        onepass_tensor count = {memory[4], handle.device, 0, ONEPASS_I64, NULL, NULL, 0};
-                        onepass_head_options options = {};
-                        options.size = sizeof options;
-                        options.statistics = training ? ONEPASS_BATCH_STATISTICS : ONEPASS_RUNNING_STATISTICS;
-                        options.running_mean = &t[8];
-                        options.running_var = &t[9];
-                        options.batches_tracked = training ? &count : NULL;
-                        static char room[1 << 24];
-                        options.workspace = room;
-                        options.workspace_size = sizeof room;
-                        onepass_head_gradients gradients = {};
-                        gradients.size = sizeof gradients;
-                        gradients.input = &t[10];
-                        gradients.weight = &t[11];
-                        onepass_status status =
-                            onepass_head(&handle, &t[0], &t[1], &options, &t[2], product, mean, rstd);
-                        if (status == ONEPASS_OK)
-                            status = onepass_head_backward(&handle, &t[5], &t[2], &t[0], &t[1], product, mean, rstd,
-                                                           &options, &gradients);
-                        if (status != ONEPASS_OK)
-                            return puts(onepass_last_error()) * 0 + 1;
-                    }
-    /* fp32 that is large enough for Hopper's own products: tiles of each width, a depth in parts and in one, and of each
-       length that is split in another way; weights that the copy engine reads along, across, and not at all. The
-       addresses are anything: none is read. */
-    const int64_t large[][3] = {{16, 2048, 2048},  {100, 2048, 2048}, {512, 2048, 2048}, {512, 512, 16384},
-                                {100, 6000, 2048}, {100, 2046, 2048}, {2048, 2048, 2048}};
-    for (int shape = 0; shape < 7; shape++)
-        for (int layout = 0; layout < 3; layout++)
-            for (int training = 0; training < 2; training++) {
-                int64_t m = large[shape][0], k = large[shape][1], n = large[shape][2];
-                int64_t shapes[3][2] = {{m, k}, {n, k}, {m, n}}, across[] = {1, n};
-                onepass_tensor t[10] = {};
-                for (int i = 0; i < 10; i++) { /* input, weight, output and product, its gradient, mean and so on */
-                    t[i].data = reinterpret_cast<char *>((uintptr_t)(i + 1) << 36);
-                    t[i].device = handle.device;
-                    t[i].ndim = i < 5 || i > 7 ? 2 : 1;
-                    t[i].dtype = ONEPASS_F32;
-                    t[i].shape = i < 2 ? shapes[i] : i < 5 ? shapes[2] : i < 8 ? shapes[1] : shapes[i - 8];
-                }
-                if (layout == 1)
-                    t[1].strides = across;
-                if (layout == 2)
-                    t[1].data = static_cast<char *>(t[1].data) + 4;
-                onepass_head_options options = {};
-                options.size = sizeof options;
-                options.statistics = training ? ONEPASS_BATCH_STATISTICS : ONEPASS_RUNNING_STATISTICS;
-                options.running_mean = &t[7];
-                options.running_var = &t[7];
-                if (training)
-                    options.running_mean = options.running_var = NULL;
-                options.workspace = reinterpret_cast<void *>((uintptr_t)11 << 36);
-                options.workspace_size = (size_t)1 << 34;
-                onepass_head_gradients gradients = {};
-                gradients.size = sizeof gradients;
-                gradients.input = &t[8];
-                gradients.weight = &t[9];
-                onepass_status status = onepass_head(&handle, &t[0], &t[1], &options, &t[2], &t[3], &t[5], &t[6]);
-                if (status == ONEPASS_OK)
-                    status = onepass_head_backward(&handle, &t[4], &t[2], &t[0], &t[1], &t[3], &t[5], &t[6], &options,
-                                                   &gradients);
-                if (status != ONEPASS_OK)
-                    return puts(onepass_last_error()) * 0 + 1;
-            }
-""",
-}
-# What is in the files beside it: for the linear layer, and for a product that is kept in a half type.
-NOT_ASKED = {
-    "kl_div": set(),
-    "linear_bn_softmax": {"onep_add_bias", "onep_column_sums"}.union(*(
-        {"onep_head_stats_" + half} | {"onep_head_softmax_%s_%s_%s" % (kind, half, half)
-                                       for kind in ("rows", "wide", "long")} for half in ("f16", "bf16"))),
-}
-
-
-# What is asked for only where Hopper's kernels are.
-ON_HOPPER = {
-    "kl_div": set(),
-    "linear_bn_softmax": {"onep_head_merge_any32", "onep_split_rows", "onep_split_rows_4096", "onep_split_rows_8192",
-                          "onep_split_rows_16384", "onep_split_columns", "onep_split_columns_1024",
-                          "onep_split_chunks", "onep_split_chunks_across", "onep_split_merge"},
-}
-
-
-def test_plan_and_launch_table_agree(directory):
-    """The plan, asked for everything it can do, names the kernels in the table and no other."""
-    nvcc = cuda_home() / "bin" / "nvcc"
-    (directory / "names.cpp").write_text(PLAN_BEGIN + PLANS[directory.name] + PLAN_END, encoding="utf-8")
-    run(["g++", "-std=gnu++14", "-isystem", cuda_home() / "include", "-c", "names.cpp", "-o", "names.o"], directory)
-    run([nvcc, "names.o", "-o", "names", "-ldl"], directory)
-    for words in ([], ["on", "Hopper"]):
-        asked = set(run(["env", "ONEPASS_CUBLASLT=none", directory / "names", *words], directory).split())
-        left_out = NOT_ASKED[directory.name] | (set() if words else ON_HOPPER[directory.name])
-        assert left_out <= kernel_names(directory)
-        assert asked == kernel_names(directory, hopper=bool(words)) - left_out
-
-
-def test_kernels_need_no_more_than_cuda_11(directory):
+def test_kernels_need_no_more_than_cuda_11(tmp_path):
+    """tests/test_cuda11.py compiles the library's sources: these are the same, with all that they include. The smallest
+    is compiled from what was packed."""
     sys.path.insert(0, str(ROOT / "tests"))
     import test_cuda11
     sys.path.remove(str(ROOT / "tests"))
@@ -605,8 +266,21 @@ def test_kernels_need_no_more_than_cuda_11(directory):
     except SystemExit:
         pytest.skip("the compiler of CUDA 11.8 can neither be found nor fetched")
     assert nvrtc.version() == (11, 8)
-    source = directory / "kernels_only.cu"
-    source.write_text('#include "operator_kernels.inc"\n', encoding="utf-8")
-    cubin, log = nvrtc.compile(str(source))
-    assert cubin, log
-    assert {name.decode() for name in re.findall(rb"\.text\.(onep_\w+)", cubin)} == kernel_names(directory)
+    files = {}
+    for operator in export.OPERATORS:
+        files.update(sources_of(export.export(operator))[1])
+    sources = [path for path in files if path.endswith(".cu") and not path.endswith("_sm90a.cu")]
+    assert len(sources) >= 12 and "src/logits/cuda_count.cu" in sources
+    needed = set(sources)
+    for path in sources:  # grows while it is gone through
+        assert files[path] == (ROOT / path).read_text(encoding="utf-8"), path
+        included = re.findall(r'^[ \t]*#[ \t]*include[ \t]+"([^"]+)"', files[path], re.MULTILINE)
+        found = {"src/" + name for name in included if (ROOT / "src" / name).exists()} - needed
+        sources += sorted(found)
+        needed |= found
+    assert len(needed) > 30
+    for path in needed:
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(files[path], encoding="utf-8")
+    cubin, log = nvrtc.compile(str(tmp_path / "src" / "logits" / "cuda_count.cu"), root=str(tmp_path))
+    assert cubin and re.search(rb"\.text\.(onep_\w+)", cubin), log

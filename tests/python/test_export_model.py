@@ -1,50 +1,67 @@
 """The model that python -m onepass.export writes, compiled and run on the CPU.
 
-Against float64 PyTorch, against the tables of docs/numerics.md, and bit by bit against libonepass through ctypes: that
-library is $ONEPASS_LIBRARY, or the one beside the package under test, or the one in build/.
+Against float64 PyTorch, against the tables of docs/numerics.md, and bit by bit against the package under test.
 """
-import ctypes
 import itertools
 import math
 import os
 import pathlib
-import statistics
 import subprocess
 import sys
-import time
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
-import onepass  # noqa: E402
+import onepass.torch  # noqa: E402,F401: makes torch's tensors known to the library
+from onepass import library  # noqa: E402
+import turns  # noqa: E402
 from test_export import ROOT, exported, load  # noqa: E402
-from torch.utils import cpp_extension  # noqa: E402
 
 F32, F64, F16, BF16 = torch.float32, torch.float64, torch.float16, torch.bfloat16
 EPSILON = {F32: 2.0 ** -24, F64: 2.0 ** -53, F16: 2.0 ** -11, BF16: 2.0 ** -8}  # half the spacing at 1
 
+# As KernelBench does it: the source as a string, without a file, below a line that sets the directory; and where there
+# is no onepass.
 FIRST_USE = """
 import sys
-sys.path.insert(0, sys.argv[1])
+sys.modules["onepass"] = None
 import torch
-from model_new import ModelNew
-print(ModelNew()(torch.tensor([[0.25, 0.75], [0.5, 0.5]]), torch.tensor([[0.5, 0.5], [0.25, 0.75]])).item())
+with open(sys.argv[1]) as file:
+    source = file.read()
+if sys.argv[2:]:
+    source = "import os\\nos.environ['TORCH_EXTENSIONS_DIR'] = %r\\n" % sys.argv[2] + source
+context = {}
+exec(compile(source, "<string>", "exec"), context)
+model = context["ModelNew"]()
+print(model(torch.tensor([[0.25, 0.75], [0.5, 0.5]]), torch.tensor([[0.5, 0.5], [0.25, 0.75]])).item())
+print(context["_loaded"]["cpu"].__file__)
 """
+
+
+def first_use(*words, **options):
+    return subprocess.Popen([sys.executable, "-c", FIRST_USE, *map(str, words)], stdout=subprocess.PIPE,
+                            stderr=subprocess.PIPE, universal_newlines=True, cwd="/", **options)
+
+
+def checked_use(process):
+    """The file that the first use of the model has imported."""
+    output, errors = process.communicate(timeout=900)
+    assert process.returncode == 0, errors[-3000:]
+    *_, value, path = output.split()
+    assert abs(float(value) - 0.137326539) < 1e-8
+    return path
 
 
 @pytest.fixture(scope="session")
 def model_file(tmp_path_factory):
     """The exported file, its kernels compiled by two processes that start at the same time."""
-    if not cpp_extension.is_ninja_available():
-        pytest.skip("no ninja, which PyTorch compiles extensions with")
     with exported("kl_div", tmp_path_factory.mktemp("model")) as path:
-        both = [subprocess.Popen([sys.executable, "-c", FIRST_USE, str(path.parent)], stdout=subprocess.PIPE,
-                                 stderr=subprocess.PIPE, universal_newlines=True) for _ in range(2)]
-        for process in both:
-            output, errors = process.communicate(timeout=900)
-            assert process.returncode == 0, errors[-3000:]
-            assert abs(float(output.split()[-1]) - 0.137326539) < 1e-8  # old releases print a line of their own first
+        directory = str(path.parent / "extensions")
+        environment = {name: word for name, word in os.environ.items() if name != "TORCH_EXTENSIONS_DIR"}
+        both = first_use(path, directory, env=environment), first_use(path)
+        used = {checked_use(process) for process in both}
+        assert len(used) == 1 and used.pop().startswith(directory + os.sep)
         yield path
 
 
@@ -303,30 +320,8 @@ def test_upstream_gradient(model, upstream):
     check_gradients(predictions, targets, to_predictions, to_targets, upstream)
 
 
-def test_only_the_gradients_that_are_required(module, model, monkeypatch):
-    extension = module._extension(torch.empty(0))
-    asked = []
-
-    class Spy:
-        @staticmethod
-        def forward(*arguments):
-            asked.append(arguments[4:])
-            return extension.forward(*arguments)
-
-        backward = staticmethod(extension.backward)
-
-    monkeypatch.setitem(module._loaded, "cpu", Spy)
-    predictions, targets = probabilities(8, 9), probabilities(8, 9)
-    model(predictions.requires_grad_(), targets).backward()
-    model(predictions.detach(), targets.requires_grad_()).backward()
-    model(predictions, targets).backward()
-    with torch.no_grad():
-        assert not model(predictions, targets).requires_grad
-    assert asked == [(True, False), (False, True), (True, True), (False, False)]
-
-
 def test_the_made_gradient_is_handed_over_and_never_written_again(model):
-    predictions, targets = probabilities(64, 65).requires_grad_(), probabilities(64, 65)
+    predictions, targets = probabilities(164, 65).requires_grad_(), probabilities(164, 65)
     value = model(predictions, targets)
     made = value.grad_fn.made[0].data_ptr()
     value.backward(retain_graph=True)
@@ -478,53 +473,103 @@ def test_the_file_twice_in_one_process(model_file, model):
 
 
 @pytest.mark.parametrize("predictions, targets, error, words", [
-    (torch.ones(2, 3, dtype=torch.int64), torch.rand(2, 3), TypeError, "kl_div: predictions: dtype Long"),
-    (torch.rand(2, 3), torch.ones(2, 3, dtype=torch.bool), TypeError, "kl_div: targets: dtype Bool"),
+    (torch.ones(2, 3, dtype=torch.int64), torch.rand(2, 3), RuntimeError, "input: dtype torch.int64"),
+    (torch.rand(2, 3), torch.ones(2, 3, dtype=torch.bool), RuntimeError, "target: dtype torch.bool"),
     (torch.rand(2, 3), torch.rand(2, 4), RuntimeError, "must match"),
-    (torch.rand(()), torch.rand(()), IndexError, "dimension"),
-    (torch.rand(2, 3).to_sparse(), torch.rand(2, 3), RuntimeError, "layout Sparse"),
-    (torch.rand(2, 3), torch.empty(2, 3, device="meta"), RuntimeError, "targets: on meta, predictions on cpu"),
-    (torch.empty(2, 3, device="meta"), torch.empty(2, 3, device="meta"), RuntimeError, "tensors on 'meta'"),
+    (torch.rand(2, 3).to_sparse(), torch.rand(2, 3), Exception, None),
+    (torch.rand(2, 3), torch.empty(2, 3, device="meta"), Exception, None),
 ])
-def test_bad_input_is_named(model, predictions, targets, error, words):
-    with pytest.raises(error, match="(?i)" + words):
+def test_bad_input_is_refused(model, predictions, targets, error, words):
+    with pytest.raises(error, match=words):
         model(predictions, targets)
 
 
-def test_forward_mode_is_refused(model):
+def test_forward_mode_and_transforms(model):
+    """As the package: derivatives with PyTorch 2.1, refused before."""
     from torch.autograd import forward_ad
+    p, t, tangent = torch.rand(2, 3, dtype=F64), torch.rand(2, 3, dtype=F64), torch.rand(2, 3, dtype=F64)
     with forward_ad.dual_level():
-        with pytest.raises(RuntimeError, match="tangent"):
-            model(forward_ad.make_dual(torch.rand(2, 3), torch.rand(2, 3)), torch.rand(2, 3))
+        dual = forward_ad.make_dual(p, tangent)
+        if torch.__version__ < "2.1":
+            with pytest.raises(RuntimeError, match="forward-mode"):
+                model(dual, t)
+            return
+        found = forward_ad.unpack_dual(model(dual, t)).tangent
+    torch.testing.assert_close(found, (-t / p * tangent).sum() / 2)
+    torch.testing.assert_close(torch.func.grad(lambda p: model(p, t))(p), -t / p / 2)
+    batch = torch.rand(4, 2, 3, dtype=F64)
+    torch.testing.assert_close(torch.func.vmap(model, (0, None))(batch, t), torch.stack([model(p, t) for p in batch]))
 
 
-def test_transforms_are_refused(model):
-    if not hasattr(torch, "func"):
-        pytest.skip("this PyTorch has no torch.func")
-    with pytest.raises(RuntimeError, match="transforms"):
-        torch.func.vmap(model)(torch.rand(2, 3, 4), torch.rand(2, 3, 4))
-    with pytest.raises(RuntimeError, match="functorch"):
-        torch.func.grad(lambda p: model(p, torch.rand(2, 3)))(torch.rand(2, 3))
-
-
-def test_no_ninja_is_an_error(model_file, tmp_path, monkeypatch):
-    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
-    monkeypatch.setattr(cpp_extension, "is_ninja_available", lambda: False)
-    with pytest.raises(RuntimeError, match="kl_div: .*ninja is needed"):
-        load(model_file, "without_ninja").ModelNew()(torch.rand(2, 3), torch.rand(2, 3))
+def test_compile_makes_one_graph(model):
+    if torch.__version__ < "2.4":
+        pytest.skip("PyTorch before 2.4 breaks the graph")
+    predictions, targets = probabilities(20, 30), probabilities(20, 30)
+    compiled = torch.compile(lambda p, t: model(p * 1, t) + 1, backend="eager", fullgraph=True)
+    assert torch.equal(compiled(predictions, targets), model(predictions, targets) + 1)
 
 
 def test_no_compiler_is_an_error(model_file, tmp_path, monkeypatch):
     """And what was begun does not pass for finished afterwards."""
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
-    monkeypatch.setenv("CXX", "/nonexistent/c++")
+    monkeypatch.setenv("CC", "/nonexistent/cc")
     for _ in range(2):
-        with pytest.raises(RuntimeError, match="kl_div: the kernels for cpu could not be compiled in"):
+        with pytest.raises(RuntimeError, match="kl_div: the kernels for cpu could not be compiled: .*nonexistent"):
             load(model_file, "uncompiled").ModelNew()(torch.rand(2, 3), torch.rand(2, 3))
+    monkeypatch.delenv("CC")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(RuntimeError, match="no C compiler was found"):
+        load(model_file, "uncompiled").ModelNew()(torch.rand(2, 3), torch.rand(2, 3))
 
 
-def test_cuda_without_nvcc_is_an_error(module, monkeypatch):
-    monkeypatch.setattr(cpp_extension, "CUDA_HOME", None)
+def test_a_source_that_does_not_compile_is_shown(model_file, tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    module = load(model_file, "broken")
+    module._FILES["src/machine.c"] += "#error on purpose\n"
+    with pytest.raises(RuntimeError, match="(?s)-c src/machine.c.*on purpose"):
+        module.ModelNew()(torch.rand(2, 3), torch.rand(2, 3))
+    assert not list(tmp_path.rglob("*.so"))
+
+
+def test_what_is_compiled_depends_on_sources_and_commands(module, monkeypatch):
+    """A directory's name tells builds apart; changed sources are not taken for those that were compiled before."""
+    names = []
+    monkeypatch.setattr(module, "_locked", lambda directory: names.append(directory) or module._no_such_name)
+    for change in (lambda: monkeypatch.setitem(module._FILES, "src/machine.c", "int changed;\n"),
+                   lambda: monkeypatch.setenv("CC", "cc -g")):
+        change()
+        with pytest.raises(AttributeError, match="_no_such_name"):
+            module._built("cpu", None)
+    assert len(set(names)) == 2
+
+
+def test_a_cache_that_is_complete_may_be_read_only(model_file):
+    cache = model_file.parent / "extensions"
+    places = [cache] + [path for path in cache.rglob("*") if path.is_dir()]
+    for place in places:
+        place.chmod(0o555)
+    try:
+        assert checked_use(first_use(model_file)).startswith(str(cache) + os.sep)
+    finally:
+        for place in places:
+            place.chmod(0o755)
+
+
+def test_a_cache_that_cannot_be_written_to(model_file, tmp_path):
+    """Then it is compiled for the process alone, and nothing is left behind."""
+    (tmp_path / "file").write_text("", encoding="utf-8")
+    (tmp_path / "temporary").mkdir()
+    environment = dict(os.environ, TORCH_EXTENSIONS_DIR=str(tmp_path / "file" / "cache"),
+                       TMPDIR=str(tmp_path / "temporary"))
+    assert checked_use(first_use(model_file, env=environment)).startswith(str(tmp_path / "temporary"))
+    assert list((tmp_path / "temporary").glob("onepass_*")) == []
+
+
+def test_cuda_without_nvcc_is_an_error(module, monkeypatch, tmp_path):
+    for name in ("CUDA_HOME", "CUDA_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(module.os.path, "exists", lambda path: not path.endswith("nvcc") and os.path.isdir(path))
     monkeypatch.setattr(torch.version, "cuda", "11.3")
     with pytest.raises(RuntimeError, match="no nvcc to compile the kernels"):
         module._load("cuda")
@@ -533,48 +578,64 @@ def test_cuda_without_nvcc_is_an_error(module, monkeypatch):
         module._load("cuda")
 
 
+A100, L40, H100, B200 = (8, 0), (8, 9), (9, 0), (10, 0)
+
+
+@pytest.mark.parametrize("gpus, release, expected", [
+    ([A100], (11, 0), ["80"]), ([L40, A100], (13, 0), ["80"]), ([H100], (13, 0), ["90", "90a"]),
+    ([H100], (11, 8), ["90"]), ([H100], (11, 3), ["80", "ptx"]), ([B200], (13, 0), ["80", "ptx"]),
+    ([A100, H100], (12, 4), ["80", "90", "90a"]), ([(7, 5), A100], (12, 4), ["80"])])
+def test_targets(module, gpus, release, expected):
+    """Those of the library's own build that these GPUs would run, so that the bits are the library's."""
+    targets = module._targets(gpus, release)
+    assert sorted(targets) == expected
+    built = (ROOT / "cmake" / "cuda.cmake").read_text(encoding="utf-8")
+    assert all(flag in built for flag in targets.values())
+
+
+def test_gpus_that_are_too_old(module):
+    with pytest.raises(RuntimeError, match="compute capability 7.0, 7.5; the kernels need 8.0"):
+        module._targets([(7, 0), (7, 5)], (12, 0))
+
+
+@pytest.mark.parametrize("gpus, release", [(None, None), ([A100], (11, 8)), ([H100], (13, 0))])
+def test_what_is_compiled_is_what_the_librarys_build_compiles(module, gpus, release):
+    """Every C file, and with a GPU every kernel and plan; Hopper's own kernels on Hopper, with CUDA 12."""
+    cuda = gpus and ("nvcc", release, module._targets(gpus, release))
+    first, second, link = module._commands(cuda)
+    compiled = [word for command in first + second for word in command if word.endswith((".c", ".cu"))]
+    assert len(compiled) == len(set(compiled))
+    others = {"x86_64": {"neon"}, "aarch64": {"avx2", "avx512"}}.get(module.platform.machine(),
+                                                                    {"neon", "avx2", "avx512"})
+    expected = {path for path in module._FILES if path.endswith((".c", ".cu"))}
+    expected -= {"src/levels/%s.c" % level for level in others}
+    if not gpus:
+        expected = {path for path in expected
+                    if not path.endswith(".cu") and not path.split("/")[-1].startswith("cuda")
+                    and (not path.startswith("src/cuda/") or path == "src/cuda/driver.c")}
+    elif H100 not in gpus:
+        expected.remove("src/cuda/split_sm90a.cu")
+    assert set(compiled) == expected
+    assert {word for word in link[0] if word.endswith(".o")} == {path[:-1] + "o" for path in expected
+                                                               if path.endswith(".c")}
+
+
 # ---- the library's own bits and speed --------------------------------------------------------------------------------
 
 
 class Library:
-    """libonepass on the CPU, through ctypes."""
+    """The library on the CPU, through the package."""
 
-    def __init__(self, path, threads=2):
-        sys.path.insert(0, str(ROOT / "bench"))
-        import onepass_ctypes
-        sys.path.remove(str(ROOT / "bench"))
-        self.types = onepass_ctypes
-        self.library = onepass_ctypes.Library(str(path))
-        self.library.c.onepass_isa.restype = ctypes.c_char_p
-        config = onepass_ctypes.Config(size=ctypes.sizeof(onepass_ctypes.Config), threads=threads)
-        self.handle = ctypes.c_void_p()
-        self.library.check(self.library.c.onepass_create(ctypes.byref(config), ctypes.byref(self.handle)))
+    def __init__(self, threads=2):
+        self.threads = threads
 
     def level(self):
-        return self.library.c.onepass_isa(self.handle).decode()
-
-    def describe(self, tensor):
-        described = self.types.describe(tensor)
-        described.device = self.types.Device(1, 0)
-        return described
+        return library.info()["level"]
 
     def kl(self, predictions, targets, value, to_predictions, to_targets, upstream=None):
         """Fills the tensors that are not None. batchmean, strict."""
-        kept = [None if tensor is None else self.describe(tensor)
-                for tensor in (predictions, targets, value, to_predictions, to_targets, upstream)]
-        addresses = [None if one is None else ctypes.addressof(one) for one in kept]
-        options = self.types.Options(size=ctypes.sizeof(self.types.Options), grad_value=addresses[5])
-        self.library.check(self.library.c.onepass_kl_probs_probs(
-            self.handle, addresses[0], addresses[1], ctypes.addressof(options), *addresses[2:5]))
-
-
-def library_path():
-    paths = [pathlib.Path(os.environ["ONEPASS_LIBRARY"])] if os.environ.get("ONEPASS_LIBRARY") else []
-    paths += [pathlib.Path(onepass.__file__).parent.parent.parent / "libonepass.so", ROOT / "build" / "libonepass.so"]
-    for path in paths:
-        if path.exists():
-            return path
-    pytest.skip("no libonepass.so: looked for " + ", ".join(str(path) for path in paths))
+        library.call(library.KL[0], predictions, targets, None, None, upstream, None, value, to_predictions, to_targets,
+                     library.REDUCTIONS["batchmean"], library.SEMANTICS["strict"], 0.0, 0, self.threads, None)
 
 
 def compare_bits(model, library):
@@ -604,19 +665,18 @@ LEVEL_RUN = """
 import pathlib, sys
 sys.path.insert(0, sys.argv[1])
 import torch
-torch.manual_seed(int(sys.argv[4]))
+torch.manual_seed(int(sys.argv[3]))
 from test_export import load
 from test_export_model import Library, compare_bits
-library = Library(pathlib.Path(sys.argv[3]))
+library = Library()
 print(library.level(), compare_bits(load(sys.argv[2]).ModelNew(), library))
 """
 
 
 @pytest.mark.parametrize("level", ["ref", "scalar", "avx2", "avx512", "neon"])
 def test_bits_are_the_librarys(model_file, level, seed):
-    path = library_path()
     done = subprocess.run([sys.executable, "-c", LEVEL_RUN, str(pathlib.Path(__file__).parent), str(model_file),
-                           str(path), str(seed)], env=dict(os.environ, ONEPASS_ISA=level), stdout=subprocess.PIPE,
+                           str(seed)], env=dict(os.environ, ONEPASS_ISA=level), stdout=subprocess.PIPE,
                           stderr=subprocess.PIPE, universal_newlines=True)
     if done.returncode != 0 and ("cannot run level" in done.stderr or "is not built into" in done.stderr):
         pytest.skip("this machine or library has no level " + level)
@@ -625,35 +685,40 @@ def test_bits_are_the_librarys(model_file, level, seed):
 
 
 def test_an_unknown_level_is_an_error(model_file):
-    done = subprocess.run([sys.executable, "-c", FIRST_USE, str(model_file.parent)], stdout=subprocess.PIPE,
-                          env=dict(os.environ, ONEPASS_ISA="fastest"), stderr=subprocess.PIPE, universal_newlines=True)
-    assert done.returncode != 0 and "\"fastest\" is not a level" in done.stderr
+    process = first_use(model_file, env=dict(os.environ, ONEPASS_ISA="fastest"))
+    _, errors = process.communicate()
+    assert process.returncode != 0 and "\"fastest\" is not a level" in errors
+
+
+def test_beside_an_installed_onepass(module, model):
+    """Two packages, two extensions, two namespaces of torch.ops."""
+    import onepass.torch
+    used = module._loaded["cpu"]
+    assert used is not onepass.torch.kl and used.library is not onepass.library
+    assert used.library._native is not onepass.library._native and used.errors.Error is not onepass.Error
+    assert used.library._native.__file__ != onepass.library._native.__file__
+    predictions, targets = probabilities(50, 60), probabilities(50, 60)
+    assert torch.equal(model(predictions, targets), onepass.torch.kl_div_probs(predictions, targets))
 
 
 @pytest.mark.parametrize("gradient", [False, True])
 def test_speed_is_the_librarys(module, gradient, capsys):
-    """In turns, medians of the thread's own time, for test machines are busy. The ratio is printed to be looked at; the
-    bound is what a level that was not chosen, or a loop that was not inlined, would exceed."""
-    library = Library(library_path(), threads=1)
+    """In turns, by the thread's own time, for test machines are busy. The ratio is printed to be looked at; the bound is
+    what a level that was not chosen, or a loop that was not inlined, would exceed."""
+    library = Library(threads=1)
     predictions, targets = probabilities(4096, 4096), probabilities(4096, 4096)
-    extension = module._extension(predictions)
-    value = torch.empty(())
-    times = {"library": [], "model": []}
+    new, value = module.ModelNew(), torch.empty(())
+    leaf = predictions.detach().requires_grad_(gradient)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        for _ in range(21):
-            begun = time.thread_time()
-            library.kl(predictions, targets, value, torch.empty_like(predictions) if gradient else None, None)
-            times["library"].append(time.thread_time() - begun)
-            begun = time.thread_time()
-            extension.forward(predictions, targets, 4096, False, gradient, False)
-            times["model"].append(time.thread_time() - begun)
+        ratio, model, other = turns.share(
+            lambda: new(leaf, targets),
+            lambda: library.kl(predictions, targets, value, torch.empty_like(predictions) if gradient else None, None),
+            1.25)
     finally:
         torch.set_num_threads(threads)
-    medians = {name: statistics.median(taken) for name, taken in times.items()}
-    ratio = medians["model"] / medians["library"]
     with capsys.disabled():
         print("\n4096 x 4096 float32, %s, one thread: library %.2f ms, exported model %.2f ms, ratio %.3f" % (
-            "value and gradient" if gradient else "value", 1e3 * medians["library"], 1e3 * medians["model"], ratio))
+            "value and gradient" if gradient else "value", 1e3 * other, 1e3 * model, ratio))
     assert ratio < 1.25

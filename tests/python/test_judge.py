@@ -1,4 +1,4 @@
-"""The judge's parts, its command line, and problems that are not like the two in problems/.
+"""The judge's parts, its command line, and problems that are not like those in problems/.
 
 tests/python/test_judge_cheats.py has the candidates that must be rejected, test_judge_wire.py what passes between
 the processes.
@@ -68,7 +68,7 @@ def test_nothing_outlives_a_killed_judge(tmp_path):
         worker = nursery.start()
         print(worker.pid, nursery._process.pid, flush=True)
         worker.ask("floor", size=1 << 29)
-        time.sleep(60)
+        time.sleep(3600)
     """)
     judge = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, env=environment(), text=True)
     pids = [int(word) for word in judge.stdout.readline().split()]
@@ -77,7 +77,7 @@ def test_nothing_outlives_a_killed_judge(tmp_path):
     judge.stdout.close()
     assert len(pids) == 2
     for pid in pids:
-        assert gone(pid, 10), "process %d is still there" % pid
+        assert gone(pid, 300), "process %d is still there" % pid
 
 
 def gone(pid, seconds):
@@ -357,18 +357,23 @@ def test_accepted_with_every_output(tool, tmp_path):
     assert "forward + backward" in verdict
     assert re.search(r"^judge: +[0-9]+\.[0-9] s  values$", tool.printed.err, re.MULTILINE)
     report = json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))
-    assert report["schema"] == 1 and report["accepted"] and report["exit_code"] == 0 and report["rejected_by"] == []
+    assert report["schema"] == 2 and report["accepted"] and report["exit_code"] == 0 and report["rejected_by"] == []
     assert report["verdict"] == verdict
     status = {check["name"]: check["status"] for check in report["checks"]}
     assert status["values"] == status["gradients"] == status["steps"] == status["timed"] == "pass"
     for kind in ("forward", "forward + backward"):
         times = report["times"][kind]
-        assert times["candidate"]["ms"] > 0 and times["reference"]["ms"] > 0 and times["floor_ms"] > 0
+        assert times["candidate"]["whole_ms"] > 0 and times["reference"]["whole_ms"] > 0 and times["floor_ms"] > 0
         assert times["candidate"]["ms_q20"] <= times["candidate"]["ms"] <= times["candidate"]["ms_q80"]
-        assert times["speedup"] == pytest.approx(times["reference"]["ms"] / times["candidate"]["ms"])
+        if times["measurable"]:  # on a machine that is not too busy
+            assert times["speedup"] == pytest.approx(times["reference"]["ms"] / times["candidate"]["ms"])
+            assert times["speedup_low"] <= times["speedup_high"]
+        else:
+            assert "%s not measurable" % kind in verdict and "speedup" not in times
     assert {row["key"] for row in report["errors"]} >= {"out.0", "grad.input.0", "grad.linear.weight"}
     assert report["about"]["seed"] >= 0
-    check_page((tmp_path / "out.html").read_text(encoding="utf-8"), verdict)
+    plots = 2 + 2 * any(times["measurable"] for times in report["times"].values())
+    check_page((tmp_path / "out.html").read_text(encoding="utf-8"), verdict, plots)
 
 
 class Balance(html.parser.HTMLParser):
@@ -389,7 +394,7 @@ class Balance(html.parser.HTMLParser):
         self.seen.append(tag)
 
 
-def check_page(text, verdict):
+def check_page(text, verdict, plots):
     """Well-formed, self-contained, no script, and it says what the verdict says."""
     page = Balance()
     page.feed(text)
@@ -398,7 +403,7 @@ def check_page(text, verdict):
     assert "script" not in page.seen and "link" not in page.seen and "img" not in page.seen
     assert "url(" not in text and "@import" not in text and "src=" not in text
     assert "http" not in text.replace("http://www.w3.org/2000/svg", "")
-    assert page.seen.count("svg") >= 4 and "prefers-color-scheme: dark" in text
+    assert page.seen.count("svg") >= plots and "prefers-color-scheme: dark" in text
     assert "Accepted" in text if verdict.startswith("accepted") else "Rejected" in text
 
 
@@ -477,7 +482,8 @@ def test_missing_files_and_devices(tool, tmp_path, nursery, capsys):
 
 @pytest.mark.parametrize("arguments", [[], ["a", "b", "c"], ["a", "--device", "tpu"], ["a", "--trials", "0"],
                                        ["a", "--dtype", "int8"], ["a", "--timeout", "-1"], ["a", "--nonsense"],
-                                       ["a", "--json", "/no/such/place/out.json"]])
+                                       ["a", "--json", "/no/such/place/out.json"],
+                                       ["a", "--suite", "."], ["--suite", "/no/such/place"]])
 def test_wrong_usage(arguments, capsys):
     with pytest.raises(SystemExit) as end:
         main(arguments)

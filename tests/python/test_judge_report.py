@@ -1,12 +1,17 @@
-"""What the judge reports of a GPU, from reports made by hand: times by CUDA events, how float32 is multiplied."""
+"""What the judge reports, from reports made by hand: times by CUDA events, how float32 is multiplied, rejected work,
+what was not compared; progress on a terminal; a folder of pairs."""
 
 import importlib.util
+import io
+import json
 
 import pytest
 
-pytest.importorskip("torch", reason="PyTorch is not installed")
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 from onepass import fp32  # noqa: E402
+from onepass.judge import compare, suite  # noqa: E402
+from onepass.judge.__main__ import SHARES, Progress, main  # noqa: E402
 from onepass.judge.launch import Nursery  # noqa: E402
 from onepass.judge.page import write_page  # noqa: E402
 from onepass.judge.report import Report  # noqa: E402
@@ -14,7 +19,7 @@ from onepass.judge.report import Report  # noqa: E402
 
 def times(candidate, reference):
     """Of the sides: (milliseconds by the judge's clock, by CUDA events or None)."""
-    result = {"noisy": False, "speedup": reference[0] / candidate[0], "speedup_best": 2.0}
+    result = {"noisy": False, "speedup": reference[0] / candidate[0], "speedup_low": 2.0, "speedup_high": 2.0}
     for name, (clock, events) in (("candidate", candidate), ("reference", reference)):
         result[name] = {"ms": clock, "ms_q20": clock, "ms_q80": clock, "windows": [clock]}
         if events is not None:
@@ -28,7 +33,7 @@ def test_times_by_events_are_a_line_of_their_own(tmp_path):
                     "forward + backward": times((2, None), (4, None))}
     lines = report.text().splitlines()
     place = lines.index(next(line for line in lines if line.startswith("forward ")))
-    assert lines[place].split() == ["forward", "0.5104", "2.774", "5.43x", "-"]
+    assert lines[place].split() == ["forward", "0.5104", "2.774", "5.43x", "-", "-"]
     assert lines[place + 1].split() == ["by", "CUDA", "events", "0.4923", "2.747", "5.58x"]
     assert lines[place].index("0.5104") == lines[place + 1].index("0.4923")
     assert lines[place + 2].startswith("forward + backward ") and "events" not in "".join(lines[place + 2:])
@@ -74,3 +79,108 @@ def test_a_worker_says_how_float32_is_multiplied(name, monkeypatch):
         assert answer.startswith("tf32: PyTorch's setting allows it")
     else:
         assert answer.startswith("vendor: in float32, by cuBLAS")
+
+
+def test_a_rejected_page_has_no_speed_up_at_its_top(tmp_path):
+    report = Report()
+    report.times = {"forward": times((0.5, None), (2.5, None))}
+    write_page(report, str(tmp_path / "out.html"))
+    assert "<b>5.00×</b>" in (tmp_path / "out.html").read_text(encoding="utf-8")
+    report["tampering"].fail("it did")
+    write_page(report, str(tmp_path / "out.html"))
+    page = (tmp_path / "out.html").read_text(encoding="utf-8")
+    assert "<b>5.00×</b>" not in page and "Rejected" in page
+
+
+def test_what_was_not_compared_is_said_first(tmp_path):
+    report = Report()
+    report.about.update(candidate="c.py", reference="r.py", sides="candidate: CPU, 2 threads of PyTorch's")
+    report.left_out.append("the training mode")
+    assert report.verdict == "accepted: 0 checks passed, not compared: the training mode"
+    assert "not compared: the training mode" in report.text() and "2 threads" in report.text()
+    write_page(report, str(tmp_path / "out.html"))
+    page = (tmp_path / "out.html").read_text(encoding="utf-8")
+    assert page.index("Not compared: the training mode") < page.index("What was compared")
+    assert report.as_dict()["left_out"] == ["the training mode"]
+
+
+def test_the_page_has_rates_and_a_histogram(tmp_path):
+    report = Report()
+    report.times = {"forward": dict(times((0.5, None), (2.0, None)), bytes=10 ** 6, bytes_a_second=1e10, floor_ms=0.1)}
+    envelope = compare.Envelope(torch.float32)
+    exact = torch.full((8,), 1.5, dtype=torch.float64)
+    envelope.add(exact, exact)
+    ulp = 2.0 ** -23
+    errors = ulp * torch.tensor([0, 0.25, 0.5, 0.6, 1, 3, 4, 1e9], dtype=torch.float64)
+    found = compare.compare(exact + errors, exact, exact, envelope, histogram=True)
+    assert found.histogram[0].tolist() == [1, 2, 2, 0, 2] + [0] * 10 + [1]
+    assert found.histogram[1].tolist() == [8] + [0] * 15
+    report.errors = [{"key": "out.0", "result": "output 0", "inputs": "fresh", "candidate": 1e-7, "reference": 1e-7,
+                      "candidate_ulps": 3.0, "reference_ulps": 1.0, "used": 0.1, "elements": 8, "wrong": 0,
+                      "zero": False, "histogram": {"candidate": found.histogram[0].tolist(),
+                                                   "reference": found.histogram[1].tolist()}}]
+    write_page(report, str(tmp_path / "out.html"))
+    page = (tmp_path / "out.html").read_text(encoding="utf-8")
+    assert "Share of the roofline" in page
+    assert '<td class="number">2</td>' in page  # a million bytes in half a millisecond
+    assert "up to 0.5 ulp" in page and "Errors of output 0 in ulp" in page
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_progress_is_a_bar_on_a_terminal():
+    stream = Terminal()
+    progress = Progress(stream)
+    progress.begun -= 10.0
+    for word in ("import", "shapes", "no such word", "afterwards"):
+        progress(word)
+    lines = stream.getvalue().split("\r\x1b[K")[1:]
+    assert lines[0].startswith("[" + "." * 24 + "]") and "left" not in lines[0]
+    assert lines[1].startswith("[" + "#" * 11 + "." * 13 + "]") and "about 12 s left" in lines[1]
+    assert lines[2].startswith("[" + "#" * 11) and lines[3].startswith("[" + "#" * 24)
+    assert list(SHARES.values()) == sorted(SHARES.values())
+
+
+PROBLEM = "import torch\nclass Model(torch.nn.Module):\n    def forward(self, x):\n        return torch.sin(x)\n" \
+          "def get_inputs():\n    return [torch.randn(4, 3)]\n"
+
+
+def layout(folder, *paths):
+    for path in paths:
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        reference = "reference" in path or path.startswith("level1/")
+        (folder / path).write_text(PROBLEM if reference else PROBLEM.replace("Model", "ModelNew"), encoding="utf-8")
+
+
+def test_pairs_in_a_folder(tmp_path):
+    layout(tmp_path, "sine/reference.py", "sine/fast.py", "references/a.py", "candidates/a_2.py", "candidates/a/b.py",
+           "level1/3_Sine.py", "runs/level_1_problem_3_sample_0_kernel.py",
+           "runs/level_1_problem_30_sample_0_kernel.py",
+           "notes.py", "_helper.py")
+    (tmp_path / "both.py").write_text(PROBLEM + PROBLEM.replace("Model", "ModelNew"), encoding="utf-8")
+    assert suite.pairs_of(str(tmp_path)) == [
+        ("both.py", None), ("level1/3_Sine.py", "runs/level_1_problem_3_sample_0_kernel.py"),
+        ("references/a.py", "candidates/a/b.py"), ("references/a.py", "candidates/a_2.py"),
+        ("sine/reference.py", "sine/fast.py")]
+
+
+def test_a_folder_is_judged(tmp_path, nursery, capsys):
+    layout(tmp_path, "p/reference.py", "p/good.py", "p/wrong.py")
+    (tmp_path / "p" / "wrong.py").write_text(PROBLEM.replace("Model", "ModelNew").replace("sin(x)", "sin(x) * 1.5"),
+                                             encoding="utf-8")
+    arguments = ["--suite", str(tmp_path), "--device", "cpu", "--no-time", "--quiet", "--plain-inputs",
+                 "--forward-only", "--html", str(tmp_path / "out.html"), "--json", str(tmp_path / "out.json")]
+    assert main(arguments, nursery) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-1] == "rejected: of 2 candidates 1 accepted, 1 rejected, 0 not judged"
+    assert lines[0].startswith("p/good.py: accepted: ") and lines[1].startswith("p/wrong.py: rejected: values: ")
+    result = json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))
+    assert result["verdict"] == lines[-1] and [entry["exit_code"] for entry in result["suite"]] == [0, 1]
+    page = (tmp_path / "out.html").read_text(encoding="utf-8")
+    assert "p/good.py" in page and "p/wrong.py" in page and lines[-1] in page
+    (tmp_path / "empty").mkdir()
+    assert main(["--suite", str(tmp_path / "empty")], nursery) == 3
+    assert capsys.readouterr().out.startswith("unusable: there is no pair")

@@ -1,15 +1,20 @@
 """The judge's clocks and floors, with numbers that this machine does not give: no process, no GPU."""
 
+import os
+import random
 import types
 
 import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
+from onepass.judge import compare  # noqa: E402
 from onepass.judge.compare import Envelope  # noqa: E402
 from onepass.judge.report import Report  # noqa: E402
+from onepass.judge.runner import BLOCK, digest  # noqa: E402
 from onepass.judge.session import Session  # noqa: E402
-from onepass.judge.timing import Kind, Timing, quantile, remembers  # noqa: E402
+from onepass.judge.timing import Timing, evaluated, quantile, remembers  # noqa: E402
+from onepass.judge.windows import File, Kind  # noqa: E402
 
 
 class Stub:
@@ -23,35 +28,173 @@ def timing_of(**more):
     """A Timing without processes."""
     timing = Timing.__new__(Timing)
     timing.report, timing.device = Report(), {"cache": None, "free": None}
-    timing.grads, timing.bases = [], ["x"]
+    timing.grads, timing.bases, timing.where = [], ["x"], "cpu"
     timing.__dict__.update(more)
     return timing
+
+
+def floored(measured, rates, cache=None):
+    """The floor check for milliseconds of a call, one after the other; all of them must have been asked for."""
+    rates, measured = list(rates), list(measured)
+
+    def rounds(kind, calls, windows, verify):
+        return [(calls * measured[0] / 1e3, 1.0, 0.0)] * windows if len(measured) == 1 else \
+            [(calls * measured.pop(0) / 1e3, 1.0, 0.0)] * windows
+    reference = Stub(ask=lambda request, **more: {"floor": lambda: rates.pop(0), "work": lambda: None}[request]())
+    timing = timing_of(session=Stub(reference=reference), checks=Stub(state={}), needed_bytes=lambda: 10 ** 6,
+                       device={"cache": cache, "free": None}, rounds=rounds)
+    kind = Kind("forward", True, False)
+    timing.floor(kind, evaluated(rounds(kind, 2, 5, False), 2))
+    assert len(measured) == 1 and rates == []
+    return timing.report["floor"].status
 
 
 @pytest.mark.parametrize("milliseconds, cache, status", [(0.2, None, "fail"), (0.5, None, "pass"),
                                                          (0.5, 1 << 10, "fail"), (0.9, 1 << 10, "pass")])
 def test_impossible_speed_is_rejected(milliseconds, cache, status):
     """A million bytes at a billion a second take 1 ms."""
-    reference = Stub(ask=lambda request, **more: {"floor": 1e9, "work": None}[request])
-    timing = timing_of(session=Stub(reference=reference), checks=Stub(state={}), needed_bytes=lambda: 10 ** 6,
-                       device={"cache": cache, "free": None})
-    kind = Kind("forward", True, False)
-    kind.bytes = 0
-    timing.floor(kind, {"candidate": {"ms": milliseconds}, "reference": {"ms": 3.0}})
-    assert timing.report["floor"].status == status
+    assert floored([milliseconds], [1e9] * (3 if status == "fail" else 1), cache) == status
+
+
+@pytest.mark.parametrize("measured, rates, status", [
+    ([0.1, 0.1, 0.1], [1e9] * 3, "fail"),
+    ([0.1, 0.1, 0.5], [1e9] * 3, "pass"),
+    ([0.2, 0.2], [1e9, 2e9], "pass"),  # the best rate counts
+    ([0.2, 0.3], [1e9, 1e9], "pass"),
+])
+def test_what_is_impossible_is_measured_again_beside_the_candidate(measured, rates, status):
+    assert floored(measured, rates) == status
 
 
 @pytest.mark.parametrize("where, queueing, calls, cycles", [
-    ("cpu", 1e-3, 3, 0), ("cuda", 0.0, 3, 0), ("cuda", 1e-3, 5, 12000000), ("cuda", 1e-3, 1000, 100000000)])
+    ("cpu", 1e-3, 3, None), ("cuda", 0.0, 3, 0), ("cuda", 1e-3, 5, 12000000), ("cuda", 1e-3, 1000, 100000000)])
 def test_windows_begin_behind_a_sleeping_gpu(where, queueing, calls, cycles):
-    """One that computes nothing as long as one that does: it is subtracted."""
+    """And everything about the inputs of all calls comes with the request."""
     asked = []
-    side = Stub(ask_timed=lambda request, **more: (asked.append((request, more)), (None, 0.1))[1])
-    timing, patches = timing_of(where=where, queueing=queueing), [["y", [[3, 4], [7, 9]]]] * calls
-    timing.both(Kind("forward", True, False), side, patches, [])
-    assert [(request, more["null"], more["sleep"], more["patches"]) for request, more in asked] == [
-        ("window", True, cycles, [["x", [[0, 0], [0, 0]]]] * calls),  # leads, and gives nothing away
-        ("window", False, cycles, patches), ("window", True, cycles, patches)]
+
+    def ask_timed(request, **more):
+        asked.append(more)
+        return {"digests": [torch.zeros(calls, 1, dtype=torch.int64)]}, 0.1
+    timing = timing_of(where=where, queueing=queueing, checks=Stub(draws=["x"]))
+    kind, made = Kind("forward", True, False), [[torch.full((3,), float(call))] for call in range(calls)]
+    kind.shapes = [("float32", [2])]
+    specs = [([[1.0]], ["x", [[call, call + 1]]]) for call in range(calls)]
+    timing.ask(kind, Stub(ask_timed=ask_timed), specs, made)
+    (more,) = asked
+    assert more.get("sleep") == cycles and not more["null"]
+    if where == "cuda":
+        assert more["source"]["patches"] == [spec[1] for spec in specs] and more["descriptors"] == []
+    else:
+        assert len(more["source"]["offsets"]) == calls and len(more["descriptors"]) == 1
+
+
+def test_the_candidate_is_never_asked_for_a_window_of_nothing():
+    """What is subtracted comes from the reference's process, and results are asked for right after the answer."""
+    asked = []
+
+    def side(name):
+        def ask(request, **more):
+            asked.append((name, request))
+
+        def ask_timed(request, **more):
+            asked.append((name, request + (" of nothing" if more["null"] else "")))
+            return {"digests": [digest(RESULT).repeat(2, 1)]}, {"candidate": 0.4, "reference": 0.3}[name]
+
+        def fetch(shapes, ranges):
+            asked.append((name, "fetch"))
+            return {key: RESULT for key in shapes}
+        return Stub(ask=ask, ask_timed=ask_timed, fetch=fetch, worker=Stub(pid=os.getpid()))
+    kind = Kind("forward", True, False)
+    kind.keys, kind.shapes, kind.bytes = ["out.0"], [("float32", [5])], 20
+    session = Stub(candidate=side("candidate"), reference=side("reference"), random=random.Random(1))
+    timing = timing_of(session=session, where="cpu", checks=Stub(draws=["x"]), tensors=lambda spec: [torch.rand(3)],
+                       busy={"candidate": 0.0, "reference": 0.0}, watched={"candidate": 0.0, "reference": 0.0},
+                       calls_verified=0, wrong=lambda *arguments: None)
+    assert timing.round(kind, [None, None]) == [0.4, 0.3, 0.3]
+    assert asked == [("candidate", "prepare"), ("reference", "prepare"), ("candidate", "window"),
+                     ("candidate", "fetch"), ("reference", "window"), ("reference", "fetch"),
+                     ("reference", "window of nothing")]
+    assert timing.calls_verified == 2 and not timing.report.failed
+
+
+RESULT = torch.arange(5.0)
+
+
+@pytest.mark.parametrize("change", [None, 0, 70000, 199999])
+def test_what_is_filled_in_after_the_answer_is_noticed(change):
+    kind = Kind("forward", True, False)
+    kind.keys, kind.shapes = ["out.0"], [("float32", [2, 100000])]
+    result = torch.rand(200000)
+    sums = [digest(result).unsqueeze(0)]
+    assert sums[0].shape == (1, -(-200000 // BLOCK))
+    if change is not None:
+        result[change] += 1
+    timing = timing_of()
+    timing.check_digests(kind, sums, {(0, 0): list(range(sums[0].shape[1]))}, {(0, 0): result})
+    assert timing.report["late"].status == ("skip" if change is None else "fail")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.bool, torch.int64,
+                                   torch.complex64])
+def test_the_sums_are_of_the_bits(dtype):
+    result = torch.randint(0, 2, (3, BLOCK - 1)).to(dtype)
+    sums = digest(result)
+    assert sums.dtype is torch.int64 and sums.shape == (3,)
+    assert torch.equal(digest(result.t().contiguous().t()), sums)
+    assert digest(result[:0]).shape == (0,) and digest(result[0, 0]).shape == (1,)
+    assert int(digest(result[0, :5])) == int(compare.bits_of(result[0, :5]).sum())
+    other = result.clone()
+    other[1, 7] = ~other[1, 7] if dtype is torch.bool else other[1, 7] + 2
+    assert (digest(other) != sums).sum() == 1
+
+
+def test_inputs_in_a_file():
+    calls = [[torch.rand(3, 5), torch.arange(4), torch.rand(0, 2)], [torch.rand(7), torch.tensor(True)]]
+    file = File(calls)
+    for tensors, found in zip(calls, file.tensors(calls)):
+        assert [compare.same_bits(a, b) for a, b in zip(tensors, found)] == [True] * len(tensors)
+    file.tensors(calls)[1][0][3] = -1.0
+    timing = timing_of()
+    timing.check_inputs([], calls, file)
+    assert timing.report["inputs"].status == "fail"
+    file.close()
+
+
+def rounds_of(candidate, reference, nothing, number=15, spread=0.0):
+    """Windows in seconds; each time is made longer by up to a share."""
+    draw = random.Random(5)
+    return [[value * (1 + spread * draw.random()) for value in (candidate, reference, nothing)] for _ in range(number)]
+
+
+def test_what_windows_say():
+    found = evaluated(rounds_of(0.011, 0.031, 0.001), 10)
+    assert found["measurable"] and not found["noisy"] and found["speedup"] == pytest.approx(3.0)
+    assert found["candidate"]["ms"] == pytest.approx(1.0) and found["candidate"]["whole_ms"] == pytest.approx(1.1)
+    equal = evaluated(rounds_of(0.02, 0.02, 0.001, spread=0.03), 10)
+    assert not equal["noisy"] and 0.9 < equal["speedup"] < 1.1
+
+
+@pytest.mark.parametrize("candidate, nothing", [(0.001, 0.001), (0.00102, 0.001), (0.0005, 0.001)])
+def test_a_difference_within_its_noise_is_no_time(candidate, nothing):
+    found = evaluated(rounds_of(candidate, 0.02, nothing, spread=0.2), 10)
+    assert not found["measurable"] and found["noisy"] and "speedup" not in found
+    assert found["candidate"]["ms"] >= 0 and found["reference"]["measurable"]
+    report = Report()
+    report.times = {"forward": found}
+    assert report.verdict == "accepted: 0 checks passed, forward not measurable on this machine now"
+    assert "not measurable" in report.text()
+
+
+def test_equal_code_on_a_busy_machine_is_called_noise():
+    """Disturbances that come and go: one in three windows takes up to four times as long."""
+    draw = random.Random(3)
+    flagged = 0
+    for _ in range(200):
+        rounds = [[0.02 * (draw.choice([1, 1, 1 + 3 * draw.random()])) for _ in range(2)] + [0.001] for _ in range(15)]
+        found = evaluated(rounds, 10)
+        assert found["noisy"] or 0.9 < found["speedup"] < 1.1
+        flagged += found["noisy"]
+    assert flagged > 100
 
 
 def test_tolerances_are_of_what_timed_calls_get():
@@ -69,9 +212,11 @@ def test_tolerances_are_of_what_timed_calls_get():
 @pytest.mark.parametrize("milliseconds, status", [(1e-6, "fail"), (5.0, "fail"), (9.5, "pass"), (10.0, "pass")])
 def test_forged_events_are_found_out(milliseconds, status):
     """Four calls take the judge's clock 40 ms; the worker's events claim something."""
-    timing = timing_of(session=Stub(candidate=None, reference=None), checks=Stub(weights=lambda names: []),
-                       prepare=lambda *arguments: None, patch=lambda: None, samples=lambda kind: [],
-                       both=lambda *arguments, **more: ({"events": [milliseconds] * 4}, 0.050, 0.010))
+    def ask(kind, side, specs, null=False, events=False):
+        assert events and (side == "reference" or not null)
+        return ({}, 0.010, None) if null else ({"events": [milliseconds] * 4}, 0.050, None)
+    timing = timing_of(session=Stub(candidate="candidate", reference="reference"), prepare=lambda kind: None,
+                       spec=lambda: None, ask=ask)
     timing.events(Kind("forward", True, False), 4, {"candidate": {}, "reference": {}})
     assert timing.report["timer"].status == status
 
@@ -116,21 +261,21 @@ class Exact:
 
 
 def verified(ours, theirs, exact, whole):
-    """(status of the check, requests) for two calls of 1000 elements, of which 50 are sampled, or all are fetched."""
+    """(status of the check, requests) for two calls of 1000 elements, of which the first 990 are fetched, or all."""
     kind = Kind("forward", True, False)
     kind.keys, envelope = ["out.0"], Envelope(torch.float32)
+    kind.shapes = [("float32", [1000])]
     values = torch.linspace(1, 2, 1000, dtype=torch.float64)
     envelope.add(values + 1e-6, values)
     kind.envelopes = {"out.0": envelope}
     side = Exact(dict(zip("ab", exact)))
     session = Stub(reference=side, seed=lambda: 0)
     session.again = types.MethodType(Session.again, session)
-    timing = timing_of(session=session, calls_verified=0)
-    sample = torch.arange(0, 1000, 20)
-    got = {name: ([torch.cat([result[sample] for result in results])],
-                  {"%d.0" % number: result for number, result in enumerate(results)} if whole else {})
+    last = 1000 if whole else 990
+    timing = timing_of(session=session, calls_verified=0, ends=lambda kind, index, block: (0, last))
+    got = {name: {(number, 0): result[:last] for number, result in enumerate(results)}
            for name, results in (("candidate", ours), ("reference", theirs))}
-    timing.verify(kind, [(name, "patch of " + name) for name in "ab"], [sample], [0, 1] if whole else [], got)
+    timing.verify(kind, [(name, "patch of " + name) for name in "ab"], {(0, 0): [0], (1, 0): [0]}, got)
     check = timing.report["timed"]
     assert timing.calls_verified == (0 if check.status == "fail" else 2)
     return check.status, side.asked

@@ -29,30 +29,63 @@ needs_torch = pytest.mark.skipif(torch is None, reason="PyTorch is not installed
 SUM, NONE = _native.SUM, _native.NONE
 
 
+KL = _native.operators()["kl_probs_probs"][0]
+
+# Arguments of _native.call for KL divergence.
+PLACES = ["operator"] + list(_native.operators()["kl_probs_probs"][1]) + [
+    "reduction", "semantics", "divisor", "products", "threads", "workspace"]
+
+
 def kl(predictions, targets, value, reduction=SUM, **more):
-    """_native.kl with most arguments at their defaults."""
-    names = ("row_weights", "row_mask", "grad_value", "grad_made_for")
-    optional = [more.get(name) for name in names]
-    return _native.kl(more.get("form", 0), predictions, targets, reduction, more.get("semantics", 0),
-                      more.get("divisor", 0.0), *optional, value, None, None, more.get("threads", 1), None)
+    """_native.call of KL divergence with most arguments at their defaults."""
+    given = dict(dict.fromkeys(PLACES), operator=KL, predictions=predictions, targets=targets, value=value,
+                 reduction=reduction, semantics=0, divisor=0.0, products=0, threads=1)
+    given.update(more)
+    return _native.call(*[given[name] for name in PLACES])
 
 
 def good():
-    """Fifteen arguments that are right."""
+    """Arguments that are right."""
     p, t = numpy.array([[0.5, 0.5]]), numpy.array([[0.25, 0.75]])
-    return [0, p, t, SUM, 0, 0.0, None, None, None, None, numpy.empty(()), None, None, 1, None]
+    return [KL, p, t, None, None, None, None, numpy.empty(()), None, None, SUM, 0, 0.0, 0, 1, None]
 
 
 # ---- arguments -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("count", [n for n in range(21) if n != 15])
+@pytest.mark.parametrize("count", [n for n in range(21) if n != 16])
 def test_wrong_counts(count):
     arguments = (good() * 2)[:count]
-    with pytest.raises(TypeError, match="15 arguments, not %d" % count):
-        _native.kl(*arguments)
+    with pytest.raises(TypeError, match="16 arguments, not %d" % count if count else "the index of an operator"):
+        _native.call(*arguments)
     with pytest.raises(TypeError):
-        _native.kl(*good(), form=1)
+        _native.call(*good(), threads=1)
+
+
+def test_operators():
+    """Every operator is described, and each can be asked for its workspace; what is no operator is refused."""
+    found = _native.operators()
+    assert [number for number, _, _ in found.values()] == list(range(len(found))) and len(found) >= 9
+    assert found["linear"][1:] == (("input", "weight", "bias", "prepared", "output"), ())
+    assert len(PLACES) == len(good()) and found["kl_probs_probs"][2] == ("options.reduction", "options.semantics",
+                                                                         "options.divisor")
+    p = numpy.array([[0.5, 0.5]])
+    for name, (number, tensors, options) in found.items():
+        for arguments in ((), (p,), (None,) * len(tensors) + (0,) * len(options) + (0, 1)):
+            with pytest.raises(TypeError, match=name):
+                _native.workspace_size(number, *arguments)
+    assert _native.workspace_size(KL, p, *8 * (None,), SUM, 0, 0.0, 0, 1) == 0
+    assert _native.workspace_size(found["linear"][0], p, p, None, None, numpy.empty((1, 1)), 0, 1) >= 0
+    for number in (-1, len(found), 2**31):
+        for function in (_native.call, _native.workspace_size):
+            with pytest.raises(ValueError, match="operator"):
+                function(number, *good()[1:])
+
+
+def test_the_package_knows_the_order():
+    """An operator whose description is another one than the package was written for fails at import."""
+    with pytest.raises(ImportError, match="operator linear is .* the package calls it with weight input"):
+        library._operator("linear", "weight input bias prepared output")
 
 
 @pytest.mark.parametrize("name,arguments", [
@@ -76,7 +109,7 @@ def test_info():
             _native.info(*device)
 
 
-@pytest.mark.parametrize("place", range(15))
+@pytest.mark.parametrize("place", range(16))
 def test_wrong_types(place):
     """Every kind of object in every place. In some places some of them are right; elsewhere they raise."""
     class Odd:
@@ -94,28 +127,31 @@ def test_wrong_types(place):
 
     objects = ["text", b"bytes", [1.0], (1, 2), {}, object(), Odd(), Odd, len, 1 + 2j, 10**30, -1, 2**31, 2**63,
                float("nan"), numpy.array(["a"]), numpy.array([None]), numpy.float64(1.0), type, _native]
-    numbers = (0, 3, 4, 5, 13)
+    numbers = (0, 10, 11, 12, 13, 14)
     for thing in objects:
         arguments = good()
         arguments[place] = thing
-        if place == 14 or (place in numbers and isinstance(thing, (int, float)) and abs(thing) < 2):
-            continue  # never called on the CPU; a number that may be right
+        if PLACES[place] == "workspace" and callable(thing):
+            continue  # never called: KL divergence needs no memory on the CPU
+        if place in numbers and isinstance(thing, (int, float)) and (abs(thing) < 2 or PLACES[place] == "products"):
+            continue  # a number that may be right; products are not looked at on the CPU
         with pytest.raises((TypeError, ValueError, OverflowError, KeyError, BufferError, errors.Error)):
-            _native.kl(*arguments)
-    assert _native.kl(*good()) is None
+            _native.call(*arguments)
+    assert _native.call(*good()) is None
 
 
 def test_no_outputs_and_no_inputs():
-    for place in (1, 2, 10):
+    for place, error in ((1, TypeError), (2, TypeError), (7, errors.InvalidArgument)):
         arguments = good()
         arguments[place] = None
-        with pytest.raises((TypeError, errors.InvalidArgument)):
-            _native.kl(*arguments)
+        with pytest.raises(error, match="kl_probs_probs: .*%s" % PLACES[place]):
+            _native.call(*arguments)
 
 
 @pytest.mark.parametrize("name,number", [
-    ("form", 4), ("form", -1), ("reduction", 6), ("reduction", -1), ("semantics", 2), ("threads", 5000),
-    ("threads", -1), ("form", 2**32), ("reduction", 2**32), ("semantics", 2**32 + 1), ("threads", 2**32 + 1)])
+    ("operator", 1000), ("operator", -1), ("reduction", 6), ("reduction", -1), ("reduction", 1.5), ("semantics", 2),
+    ("threads", 5000), ("threads", -1), ("operator", 2**32), ("reduction", 2**32), ("semantics", 2**32 + 1),
+    ("threads", 2**32 + 1)])
 def test_numbers_out_of_range(name, number):
     """Also those that a cast to 32 bits would make right."""
     value = numpy.full((), 7.0)
@@ -403,15 +439,15 @@ for i in range(rounds):
     shape, reduction = choose.choice(shapes), choose.randrange(6)
     value = shape if reduction == 4 else shape[:-1] if reduction == 3 else ()
     divisor = 2.5 if reduction == 5 else 0.0
-    right = [choose.randrange(4), things(shape), things(shape), reduction, choose.randrange(2), divisor, None, None,
-             None, None, things(value), None, None, choose.randrange(3), None]
+    right = [choose.randrange(4), things(shape), things(shape), None, None, None, None, things(value), None, None,
+             reduction, choose.randrange(2), divisor, 0, choose.randrange(3), None]
     arguments = [choose.choice(odd) if choose.random() < 0.02 else things() if choose.random() < 0.02 else thing
                  for thing in right]
     if choose.random() < 0.02:
-        arguments = arguments[:choose.randrange(16)]
+        arguments = arguments[:choose.randrange(17)]
     try:
         if i % 3 or torch is None:
-            _native.kl(*arguments)
+            _native.call(*arguments)
         else:
             names = ("divisor", "row_weights", "row_mask", "semantics")
             keywords = {n: choose.choice(odd + [things(), "strict", "finite"]) for n in names if choose.random() < 0.2}
@@ -435,7 +471,7 @@ def test_garbage(tmp_path):
     environment = dict(os.environ, PYTHONPATH=os.pathsep.join(p for p in sys.path if p))
     for i in range(2):
         print("seed: ONEPASS_TEST_SEED=%d (%d)" % (SEED, SEED + i))
-        done = subprocess.run([sys.executable, str(program), str(SEED + i), "4000"], env=environment, timeout=300,
+        done = subprocess.run([sys.executable, str(program), str(SEED + i), "4000"], env=environment, timeout=1800,
                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, universal_newlines=True)
         assert done.returncode == 0, "%d\n%s" % (done.returncode, done.stderr[-4000:])
         count = int(done.stdout.split()[1])

@@ -137,7 +137,7 @@ def test_twice():
     p, t = probabilities(5, 7), probabilities(5, 7)
     check_same(model[1], again[1], p, t)
     third, report = rewrite(model)
-    assert len(report.replaced) == 8 and type(third[0]) is type(new[0])
+    assert len(report.replaced) == 9 and type(third[0]) is type(new[0])
 
 
 def test_nothing_to_replace():
@@ -306,7 +306,7 @@ def test_in_place_and_back():
     for _ in range(2):
         earlier = copy.deepcopy(model)
         same, report = rewrite(model, inplace=True)
-        assert same is model and len(report.replaced) == 9
+        assert same is model and len(report.replaced) == 10
         assert isinstance(model[0], Distillation) and type(model[0]) is not Distillation
         assert type(model[2]) is onepass.torch.KLDivLoss
         # Per object: neither an earlier copy nor a new one knows of it.

@@ -5,6 +5,7 @@ import dataclasses
 import functools
 import os
 import random
+import time
 import warnings
 
 import pytest
@@ -195,7 +196,7 @@ def sets_another_value(self, p, t):
 
 
 def registers_hook(self, p, t):
-    self.child.register_forward_hook(print)
+    self.child.register_forward_hook(helper)
     return helper(p, t)
 
 
@@ -347,26 +348,130 @@ def calls_unregistered(self, p, t):
     return helper(self.items[0](p), t)
 
 
+def depends_on_none_of_gradient(self, p, t):
+    return helper(p, t) if p.grad is None else helper(p, p)
+
+
+def depends_on_none_of_parameters_gradient(self, p, t):
+    return helper(p, t) if self.weight.grad is None else helper(p, p)
+
+
+def depends_on_time(self, p, t):
+    return helper(p, t) * time.time()
+
+
+def sets_attribute_of_value(self, p, t):
+    q = p * 1
+    q.requires_grad = True
+    return helper(p, t) + q.sum()
+
+
+def makes_text(self, p, t):
+    return helper(p, t), f"{p.shape}"
+
+
+def formats(self, p, t):
+    return helper(p, t), "%s" % p
+
+
+def looks_up(self, p, t):
+    return helper(p, t) * getattr(torch, "rand")(())
+
+
+def reads_attribute_of_function(self, p, t):
+    return helper(p, t) * counted.number
+
+
+def counted():
+    pass
+
+
+counted.number = 2
+
+
+def reads_class(self, p, t):
+    return helper(p, t) * len(self.__class__.__name__)
+
+
+def asks_a_child_for_its_length(self, p, t):
+    return helper(p, t) * len(self.sized)
+
+
+class Sized(nn.Module):
+    def __len__(self):
+        SEEN.append(1)
+        return 3
+
+
+def sets_a_child(self, p, t):
+    self._modules["sized"] = self.child
+    return helper(p, t)
+
+
+def wrap(function):
+    def wrapper(*arguments):
+        return function(*arguments)
+    return wrapper
+
+
+wrapped_helper = wrap(helper)
+
+
+@wrap
+def wrapped_print(p, t):
+    print("forward")
+    return helper(p, t)
+
+
+def calls_two_of_one_decorator(self, p, t):
+    return wrapped_helper(p, t) + wrapped_print(p, t)
+
+
+def imports(self, p, t):
+    import math
+    return helper(p, t) * math.pi
+
+
+def decorates(self, p, t):
+    @torch.no_grad()
+    def inner():
+        return helper(p, t)
+    return inner()
+
+
+def calls_a_function_that_prints(self, p, t):
+    return (lambda function: function(p, t))(print_and_help)
+
+
+def print_and_help(p, t):
+    print("forward")
+    return helper(p, t)
+
+
 def raises(self, p, t):
     return helper(p, t) / {}["missing"]
 
 
 REFUSED = [
-    (depends_on_values, "control flow"), (depends_on_class, "isinstance"), (depends_on_is_tensor, "isinstance"),
+    (depends_on_values, "control flow"), (depends_on_class, "isinstance"), (depends_on_is_tensor, "is_tensor"),
     (depends_on_class_of_result, "isinstance"), (depends_on_attributes, "hasattr"), (depends_on_identity, "`is`"),
     (depends_on_true, "`is`"), (depends_on_constant, "`is`"), (depends_on_type, "`is`"), (depends_on_none, "`is`"),
     (depends_on_none_of_item, "`is`"), (depends_on_none_after_change, "`is`"), (iterates, "iterates"),
-    (sets_attribute, "sets self.last"), (hides_the_error, "sets self.last"), (counts, "sets self.number"),
+    (sets_attribute, "sets self.last"), (hides_the_error, "catches"), (counts, "sets self.number"),
     (deletes_attribute, "deletes self.number"), (sets_another_value, "sets self.scale"),
     (registers_hook, "register_forward_hook"), (sets_autocast, "autocast"), (appends, "self.items"),
-    (appends_to_global, "SEEN"),
-    (sets_global, "COUNT"), (prints, "prints"), (draws_python, "random"), (draws_torch, "random"),
-    (makes_tensor, "not made from its inputs"), (walks_parameters, "parameters"), (walks_buffers, "buffers"),
-    (autocasts, "autocast"), (autocasts_by_decorator, "autocast"), (infers, "inference_mode"),
-    (enters_context, "context"), (calls_autograd_function, "Halved"), (checkpoints, "checkpoint"), (warns, "warns"),
-    (catches, "catches"), (gives_ordered, "OrderedDict"), (gives_dataclass, "Result"), (takes_anything, "*tensors"),
-    (has_mutable_default, "options"), (calls_itself, "submodules"), (calls_unregistered, "self.items"),
-    (raises, "KeyError"),
+    (appends_to_global, "SEEN"), (sets_global, "COUNT"), (prints, "print"), (draws_python, "random"),
+    (draws_torch, "torch.rand"), (makes_tensor, "torch.ones"), (walks_parameters, "parameters"),
+    (walks_buffers, "buffers"), (autocasts, "autocast"), (autocasts_by_decorator, "autocast"), (infers, "decorator"),
+    (enters_context, "context"), (calls_autograd_function, "Halved"), (checkpoints, "checkpoint"),
+    (warns, "warnings.warn"), (catches, "catches"), (gives_ordered, "OrderedDict"), (gives_dataclass, "Result"),
+    (takes_anything, "*tensors"), (has_mutable_default, "options"), (calls_itself, "submodules"),
+    (calls_unregistered, "self.items"), (raises, "KeyError"), (depends_on_none_of_gradient, "`is`"),
+    (depends_on_none_of_parameters_gradient, "`is`"), (depends_on_time, "time.time"),
+    (sets_attribute_of_value, "q.requires_grad"), (makes_text, "text"), (formats, "text"), (looks_up, "getattr"),
+    (reads_attribute_of_function, "counted"), (reads_class, "__name__"), (asks_a_child_for_its_length, "__len__"),
+    (imports, "imports"), (decorates, "decorates"), (calls_a_function_that_prints, "print"),
+    (calls_two_of_one_decorator, "print"), (sets_a_child, "traced"),
 ]
 
 
@@ -374,7 +479,7 @@ REFUSED = [
 @pytest.mark.parametrize("forward, why", REFUSED, ids=[forward.__name__ for forward, _ in REFUSED])
 def test_forward_that_stays(forward, why):
     """Refused with the reason; tracing has left no mark on the model, on its tensors or on random numbers."""
-    model = model_of(forward, child=model_of(lambda self, x: x * 2), number=0, items=[nn.Identity()],
+    model = model_of(forward, child=model_of(lambda self, x: x * 2), number=0, items=[nn.Identity()], sized=Sized(),
                      scale=torch.full((), 2.0), weight=nn.Parameter(torch.randn(3)))
     weight = model.weight.detach().clone()
     states = random.getstate(), torch.get_rng_state()
@@ -385,7 +490,7 @@ def test_forward_that_stays(forward, why):
     assert why in report.refused[0].why, report.refused[0].why
     assert states[0] == random.getstate() and torch.equal(states[1], torch.get_rng_state())
     assert model.number == 0 and len(model.items) == 1 and model.scale == 2 and not hasattr(model, "last")
-    assert torch.equal(model.weight, weight) and not model.child._forward_hooks
+    assert torch.equal(model.weight, weight) and not model.child._forward_hooks and SEEN == []
     SET_AUTOCAST(False)
 
 
@@ -417,11 +522,89 @@ def test_closures():
     model = model_of(constant)
     new, report = rewrite(model)
     assert len(report.replaced) == 1
-    check_same(model, new, probabilities(5, 7), probabilities(5, 7))
+    p, t = probabilities(5, 7), probabilities(5, 7)
+    check_same(model, new, p, t)
+    factor = 4.0
+    assert close(new(p, t), 4 * helper(p, t), 1e-6)
     report = rewrite(model_of(list_of_outer))[1]
     assert report.replaced == [] and "seen" in report.refused[0].why
     report = rewrite(model_of(counts_outside))[1]
     assert report.replaced == [] and "factor" in report.refused[0].why
+
+
+class Loud(nn.Module):
+    def forward(self, p, t):
+        SEEN.append(1)
+        return helper(p, t)
+
+
+class Louder(Loud):
+    @property
+    def last(self):
+        SEEN.append(2)
+        return 1
+
+    @classmethod
+    def made(cls, value):
+        SEEN.append(3)
+        return value
+
+    def method(self, value):
+        SEEN.append(4)
+        return value
+
+
+def calls_base(self, p, t):
+    return super(Louder, self).forward(p, t)
+
+
+@pytest.mark.parametrize("forward", [
+    lambda self, p, t: Loud.forward(self, p, t),
+    calls_base,
+    lambda self, p, t: helper(p, t) * self.last,
+    lambda self, p, t: helper(self.made(p), t),
+    lambda self, p, t: helper(self.method(p), t),
+    lambda self, p, t: sum(map(self.method, [helper(p, t)])),
+], ids=["of a base", "super", "property", "class method", "method", "method as a value"])
+def test_everything_that_forward_reaches_is_checked(forward):
+    """None of it is run."""
+    del SEEN[:]
+    report = rewrite(type("Model", (Louder,), {"forward": forward})())[1]
+    assert report.replaced == [] and len(report.refused) == 1 and SEEN == []
+    assert "SEEN" in report.refused[0].why or "super" in report.refused[0].why
+
+
+class Overriding(Loud):
+    def forward(self, p, t):
+        return super().forward(p, t) * 2
+
+
+def test_base_classes_are_checked():
+    del SEEN[:]
+    report = rewrite(Overriding())[1]
+    assert report.replaced == [] and "SEEN" in report.refused[0].why and SEEN == []
+
+
+def test_source_that_is_not_there():
+    names = {"helper": helper}
+    exec("def forward(self, p, t):\n    return helper(p, t)\n", names)
+    report = rewrite(model_of(names["forward"]))[1]
+    assert report.replaced == [] and "not available" in report.refused[0].why
+    both = [lambda self, p, t: helper(p, t), lambda self, p, t: helper(p, t) * 2]
+    report = rewrite(model_of(both[0]))[1]
+    assert report.replaced == [] and "not exactly one function" in report.refused[0].why
+
+
+def test_source_that_has_changed(tmp_path, monkeypatch):
+    """Edited after it was imported: what is checked would not be what runs."""
+    file = tmp_path / "edited_model.py"
+    text = "from rewrite_samples import helper\n\n\ndef forward(self, p, t):\n    %sreturn helper(p, t)\n"
+    file.write_text(text % "print(p); ")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    import edited_model
+    file.write_text(text % "")
+    report = rewrite(model_of(edited_model.forward))[1]
+    assert report.replaced == [] and "has changed" in report.refused[0].why
 
 
 def test_functions_within_forward():

@@ -11,12 +11,13 @@ from torch.utils.checkpoint import checkpoint
 import torch_samples as samples
 from torch_samples import DTYPES, FORMS, F, exact, ours, pair, theirs, torch
 
-from onepass.torch import kl_eager
+from onepass.torch import kl
 
 ALL_REDUCTIONS = ("none", "rows", "sum", "mean", "batchmean")
-SMALL, LARGE = (6, 50), (130, 100)  # on both sides of kl_eager._SMALL, above which forward makes the gradients
+SMALL, LARGE = (6, 50), (130, 100)  # on both sides of kl._SMALL, above which forward makes the gradients
 SIZES = (SMALL, LARGE)
-assert 300 <= kl_eager._SMALL < 13000
+DIVISORS = ((6, 50), (192, 100), (8, 64), (128, 128))  # the same, by sizes that are powers of two and that are not
+assert 300 <= kl._SMALL < 13000
 
 
 def leaves(generator, shape, function="kl_div_probs", log_target=False, dtype=torch.float32):
@@ -93,20 +94,23 @@ def test_third_derivatives(function, log_target):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("function,log_target", FORMS)
 def test_gradients_are_exact(function, log_target, dtype):
-    """Within three ulps of the exact ones, small and large tensors, both sides; each alone has the same bits. From
-    probabilities and logarithms of targets exp is off by 1.05 eps, the division and the factor by a half each, and an
-    eps is up to 2 ulp: 4.1."""
-    ulps = 4.1 if function == "kl_div_probs" and log_target else 3
+    """Within three ulps of the exact ones, small and large tensors, both sides; each alone has the same bits. Three
+    hold for every draw with these divisors, but for exp, a division and a divisor that is no power of two together:
+    there the bound is the one that docs/numerics.md derives for each element, 4.1 at most."""
     generator = samples.random("exact gradients %s %s %s" % (function, log_target, dtype))
-    for shape, reduction in itertools.product(SIZES, ("sum", "batchmean", "mean")):
+    for shape, reduction in itertools.product(DIVISORS, ("sum", "batchmean", "mean")):
         inputs = leaves(generator, shape, function, log_target, dtype)
         over = {"batchmean": shape[0], "mean": shape[0] * shape[1]}.get(reduction, 1)
+        ulps = 3
+        if function == "kl_div_probs" and log_target and over & (over - 1) and dtype in (torch.float64, torch.float32):
+            ulps = samples.gradient_ulps(*inputs, over)
+            assert samples.largest(ulps) < 4.1
         _, to_predictions, to_targets = exact(function, *inputs, log_target)
         value = ours(function, *inputs, reduction=reduction, log_target=log_target)
         found = torch.autograd.grad(value, inputs)
         assert [g.dtype for g in found] == [dtype, dtype]
         samples.assert_close(found[0], to_predictions / over, ulps)
-        samples.assert_close(found[1], to_targets / over, ulps, scale=3 / over)
+        samples.assert_close(found[1], to_targets / over, 3, scale=3 / over)
         for side in (0, 1):
             one = [x if i == side else x.detach() for i, x in enumerate(inputs)]
             value = ours(function, *one, reduction=reduction, log_target=log_target)
@@ -473,6 +477,37 @@ def test_saved_tensors_may_be_packed_away():
     assert len(packed) == 2
     assert all(map(torch.equal, torch.autograd.grad(value, inputs, retain_graph=True), expected))
     assert all(map(torch.equal, torch.autograd.grad(value, inputs), expected))
+
+
+@pytest.mark.parametrize("shape", [(3, 4), (100, 100)], ids=str)
+@pytest.mark.skipif(samples.VERSION < (1, 11), reason="PyTorch %d.%d has no is_grads_batched" % samples.VERSION)
+def test_batched_backward_passes(shape):
+    """Many upstream gradients in one backward pass of an ordinary loss, as autograd's own jacobian takes them.
+
+    Both ways round. -u t / p / divisor: five times or fewer, half an eps each. u (log t - log p + 1) / divisor, which
+    cancels: a logarithm is off by 1.05 eps of itself, its sums and products by 2.5 eps of the sizes of the terms."""
+    eps = torch.finfo(torch.float32).eps
+    p, t = (samples.leaf(x) for x in pair(samples.random("batched backward"), shape, "kl_div_probs"))
+    with torch.no_grad():
+        bounds = 2 * 2.5 * eps * (t / p), 2 * 3.55 * eps * (t.log().abs() + p.log().abs() + 1)
+
+    def close(found, expected, bound):
+        return found.shape == expected.shape and bool(((found - expected).abs() <= bound).all())
+
+    for reduction in ALL_REDUCTIONS:
+        value = ours("kl_div_probs", p, t, reduction=reduction)
+        upstream = torch.randn((3,) + value.shape, generator=samples.random("batched upstream"))
+        divisor = {"mean": p.numel(), "batchmean": p.shape[0]}.get(reduction, 1)
+        found = torch.autograd.grad(value, (p, t), upstream, is_grads_batched=True, retain_graph=True)
+        for i in range(3):
+            expected = torch.autograd.grad(value, (p, t), upstream[i], retain_graph=True)
+            size = upstream[i].abs().unsqueeze(-1) if reduction == "rows" else upstream[i].abs()
+            assert all(close(f[i], e, size / divisor * bound) for f, e, bound in zip(found, expected, bounds))
+            assert all(bool(e.any()) for e in expected)
+    if shape[0] < 10:
+        found, expected = (torch.autograd.functional.jacobian(
+            lambda a, b: ours("kl_div_probs", a, b, reduction="rows"), (p, t), vectorize=v) for v in (True, False))
+        assert all(close(f, e, bound.max()) for f, e, bound in zip(found, expected, bounds))
 
 
 def test_anomaly_mode():

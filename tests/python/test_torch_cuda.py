@@ -17,7 +17,7 @@ import onepass.torch
 pytestmark = samples.needs_cuda
 
 ALL_REDUCTIONS = ("none", "rows", "sum", "mean", "batchmean")
-SMALL, LARGE = (6, 50), (130, 1000)  # above kl_eager._SMALL forward makes the gradients
+SMALL, LARGE = (6, 50), (130, 1000)  # above kl._SMALL forward makes the gradients
 MIB = 1 << 20
 
 

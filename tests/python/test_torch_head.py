@@ -16,7 +16,7 @@ import pytest
 
 import torch_samples as samples
 from head_samples import calls  # noqa: F401: a fixture
-from head_samples import CLOSE, Chain, Rounded, check, draw, functional, leaves, models, off, step
+from head_samples import CLOSE, Chain, Rounded, check, draw, draw_step, functional, leaves, models, off, step
 from torch_samples import F, VERSION, torch
 
 from onepass import _native
@@ -55,7 +55,8 @@ def test_signatures():
     names = "in_features out_features bn_eps bn_momentum scale_shape bias affine track_running_stats device dtype"
     assert list(inspect.signature(LinearBatchNormSoftmax).parameters) == names.split() + ["exact_fp32"]
     names = "input weight bias running_mean running_var gamma beta scale training momentum eps num_batches_tracked"
-    assert list(inspect.signature(linear_batch_norm_softmax).parameters) == names.split() + ["exact_fp32", "prepared"]
+    assert list(inspect.signature(linear_batch_norm_softmax).parameters) == names.split() + ["exact_fp32", "prepared",
+                                                                                                   "process_group"]
 
 
 def test_same_seed_same_state(seed):
@@ -94,7 +95,7 @@ def test_options(options, train, calls):
     ours, theirs = models(generator, 13, 9, **options)
     ours.train(train), theirs.train(train)
     for _ in range(3):
-        x, upstream = draw(generator, 12, 13), draw(generator, 12, 9)
+        x, upstream = draw_step(generator, theirs, 12)
         check(step(ours, x, upstream), step(theirs, x, upstream), train or "track_running_stats" in options)
     assert [name for name, _ in calls] == ["head", "head_backward"] * 3
 
@@ -105,7 +106,10 @@ def test_shapes(rows, inputs, outputs, train, calls):
     generator = samples.random("shapes %d %d %d" % (rows, inputs, outputs))
     ours, theirs = models(generator, inputs, outputs)
     ours.train(train), theirs.train(train)
-    x, upstream = draw(generator, rows, inputs), draw(generator, rows, outputs)
+    if rows < 4:  # little or nothing is left of some gradients
+        x, upstream = draw(generator, rows, inputs), draw(generator, rows, outputs)
+    else:
+        x, upstream = draw_step(generator, theirs, rows)
     found, expected = step(ours, x, upstream), step(theirs, x, upstream)
     if outputs == 1:  # softmax of one feature is 1, and its gradients are 0
         assert torch.equal(found["output"], torch.ones(rows, 1, dtype=torch.float64))
@@ -116,6 +120,23 @@ def test_shapes(rows, inputs, outputs, train, calls):
     # gradients to it are what cancellation leaves.
     check(found, expected, train, 1e-7 if rows < 4 else CLOSE)
     assert len(calls) == 2
+
+
+@pytest.mark.parametrize("train", [True, False], ids=["train", "eval"])
+def test_nearly_one_hot_outputs(train):
+    """Little is left of what is added up, and errors are those of what is added up (docs/numerics.md, Errors)."""
+    generator = samples.random("one-hot %s" % train)
+    ours, theirs = models(generator, 13, 9)
+    with torch.no_grad():
+        theirs.scale.mul_(30)
+    ours.load_state_dict(theirs.state_dict())
+    ours.train(train), theirs.train(train)
+    x, upstream = draw(generator, 12, 13), draw(generator, 12, 9)
+    size = sizes(theirs, x, upstream, torch.float64)
+    found, expected = step(ours, x, upstream), step(theirs, x, upstream)
+    assert off(found["output"], expected["output"]) <= CLOSE
+    for name in size:
+        assert off(found[name], expected[name], size[name]) <= CLOSE / 20, name
 
 
 def errors_beside_pytorch(name, dtype, train, rows, inputs, outputs, device="cpu"):
@@ -262,7 +283,7 @@ def test_flag_set_later(train):
         model.bn.track_running_stats = False
         model.train(train)
     before = ours.bn.running_mean.clone()
-    x, upstream = draw(generator, 8, 6), draw(generator, 8, 4)
+    x, upstream = draw_step(generator, theirs, 8)
     check(step(ours, x, upstream), step(theirs, x, upstream), train)
     assert torch.equal(ours.bn.running_mean, before) and int(ours.bn.num_batches_tracked) == 0
 
@@ -272,7 +293,7 @@ def test_frozen_batch_norm(calls):
     generator = samples.random("frozen")
     ours, theirs = models(generator, 6, 4)
     ours.bn.eval(), theirs.bn.eval()
-    x, upstream = draw(generator, 8, 6), draw(generator, 8, 4)
+    x, upstream = draw_step(generator, theirs, 8)
     check(step(ours, x, upstream), step(theirs, x, upstream), False)
     assert len(calls) == 2
 
@@ -303,7 +324,8 @@ def test_empty_batch():
 def test_layouts(which):
     generator = samples.random("layouts " + which)
     ours, theirs = models(generator, 8, 5)
-    tensors = {"x": draw(generator, 6, 8), "upstream": draw(generator, 6, 5), "weight": theirs.gemm.weight.detach()}
+    x, upstream = draw_step(generator, theirs, 6)
+    tensors = {"x": x, "upstream": upstream, "weight": theirs.gemm.weight.detach()}
     expected = step(theirs, tensors["x"], tensors["upstream"])
     for tensor in samples.layouts(tensors[which]).values():
         given = dict(tensors)
@@ -434,45 +456,55 @@ def test_only_what_is_asked(asked, calls):
     assert off(tensors[asked].grad, everything[asked].grad) <= CLOSE
 
 
+def chain_gradients(tensors, upstream, training):
+    """(gradients, second gradients or None) of PyTorch's chain to the tensors that need them."""
+    x, weight, bias, gamma, beta, scale = tensors
+    wanted = [tensor for tensor in tensors if tensor.requires_grad]
+    mean, var = torch.linspace(-1, 1, 4, dtype=torch.float64), torch.linspace(0.5, 2, 4, dtype=torch.float64)
+    normalised = F.batch_norm(F.linear(x, weight, bias), mean, var, gamma, beta, training, 0.1, 1e-3)
+    first = torch.autograd.grad((torch.softmax(scale * normalised, 1) * upstream).sum(), wanted, create_graph=True)
+    value = sum(gradient.square().sum() for gradient in first if gradient.requires_grad)
+    return first, torch.autograd.grad(value, wanted, allow_unused=True)
+
+
 @pytest.mark.parametrize("asked", range(1, 64))
 def test_only_what_is_needed_is_kept(asked, calls):
     """The input for the gradient to the weight, the weight for that to the input; second derivatives without them."""
     needs = [bool(asked >> i & 1) for i in range(6)]
-    drawn = leaves(samples.random("kept %d" % asked), 4)
-    upstream = draw(samples.random("kept upstream"), 6, 4)
+    generator = samples.random("kept %d" % asked)
     for training in (True, False):
-        tensors = [tensor.detach().requires_grad_(need) for tensor, need in zip(drawn, needs)]
+        zero = [training and i == 2 for i in range(6) if needs[i]]  # the bias: theirs is rounding noise
+        for _ in range(1000):  # until something is left of every gradient, beside which a rounding is not large
+            tensors = [tensor.detach().requires_grad_(need) for tensor, need in zip(leaves(generator, 4), needs)]
+            upstream = draw(generator, 6, 4)
+            expected, expected_second = chain_gradients(tensors, upstream, training)
+            if all(none or float(first.detach().norm()) >= 1e-2 and float(second.norm()) >= 1e-2
+                   for none, first, second in zip(zero, expected, expected_second)):
+                break
+        else:
+            pytest.fail("no draw in a thousand leaves much of every gradient")
         wanted = [tensor for tensor in tensors if tensor.requires_grad]
         output = functional(*tensors, training)
         assert [tensor is not None for tensor in output.grad_fn.saved_tensors[4:6]] == [needs[1], needs[0]]
         found = torch.autograd.grad((output * upstream).sum(), wanted, retain_graph=True)
         again = torch.autograd.grad((output * upstream).sum(), wanted, create_graph=True)
-        x, weight, bias, gamma, beta, scale = tensors
-        mean, var = torch.linspace(-1, 1, 4, dtype=torch.float64), torch.linspace(0.5, 2, 4, dtype=torch.float64)
-        chain = torch.softmax(scale * F.batch_norm(F.linear(x, weight, bias), mean, var, gamma, beta, training, 0.1,
-                                                   1e-3), 1)
-        expected = torch.autograd.grad((chain * upstream).sum(), wanted, create_graph=True)
-        for tensor, made, second, other in zip(wanted, found, again, expected):
-            # What is added up is about 1, and so are its roundings, however little a one-hot output leaves of it.
-            limit = 1e-13 + (0 if tensor is bias and training else 1e-12 * float(other.detach().norm()))
+        for none, made, second, other in zip(zero, found, again, expected):
+            limit = 1e-13 if none else 1e-11 * float(other.detach().norm())
             assert float((made - other).detach().norm()) <= limit
             assert float((second - other).detach().norm()) <= limit
-        if any(needs[i] for i in (0, 1, 3, 4, 5)):
+        if not all(zero):
             value = sum(gradient.square().sum() for gradient in again if gradient.requires_grad)
-            other = sum(gradient.square().sum() for gradient in expected if gradient.requires_grad)
-            for tensor, a, b in zip(wanted, torch.autograd.grad(value, wanted, allow_unused=True),
-                                    torch.autograd.grad(other, wanted, allow_unused=True)):
-                if not (tensor is bias and training):  # 0, theirs with rounding
-                    assert a is not None and off(a, b, max(1e-4, float(b.norm()))) <= 1e-9
+            for none, a, b in zip(zero, torch.autograd.grad(value, wanted, allow_unused=True), expected_second):
+                assert none or a is not None and off(a, b) <= 1e-9
 
 
 def test_nothing_is_kept_without_gradients(calls):
     tensors = leaves(samples.random("kept"))
     with torch.no_grad():
         output = functional(*tensors, True)
-    assert not output.requires_grad and calls[0][1][10:13] == (None, None, None)
+    assert not output.requires_grad and calls[0][1][11:14] == (None, None, None)
     functional(*[tensor.detach() for tensor in tensors], True)
-    assert calls[1][1][10:13] == (None, None, None)
+    assert calls[1][1][11:14] == (None, None, None)
 
 
 def test_backward_twice():
@@ -714,18 +746,19 @@ def test_loops_leave_nothing():
 
 def test_threads():
     """Threads that call at once have a handle and a workspace each."""
-    pairs = [models(samples.random("threads %d" % i), 40, 30) for i in range(4)]
-    x, upstream = torch.rand(32, 40, dtype=torch.float64), torch.rand(32, 30, dtype=torch.float64)
+    generator = samples.random("threads")
+    pairs = [models(generator, 40, 30) for _ in range(4)]
+    steps = [draw_step(generator, theirs, 32) for _, theirs in pairs]
     wrong = []
 
-    def work(ours, theirs):
+    def work(ours, theirs, x, upstream):
         try:
             for _ in range(20):
                 check(step(ours, x, upstream), step(theirs, x, upstream), True)
         except Exception as error:
             wrong.append(error)
 
-    threads = [threading.Thread(target=work, args=pair) for pair in pairs]
+    threads = [threading.Thread(target=work, args=pair + drawn) for pair, drawn in zip(pairs, steps)]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -7,7 +7,7 @@ import pytest
 
 import torch_samples as samples
 from head_samples import calls  # noqa: F401: a fixture
-from head_samples import check, draw, models, off, step
+from head_samples import check, draw, draw_step, models, off, step
 from test_torch_head import HALF, OPTIONS, check_errors, errors_beside_pytorch
 from torch_samples import needs_cuda, torch
 
@@ -27,7 +27,7 @@ def test_options_cuda(options, train, calls):
     ours, theirs = models(generator, 13, 9, device="cuda", **options)
     ours.train(train), theirs.train(train)
     for _ in range(3):
-        x, upstream = draw(generator, 12, 13, device="cuda"), draw(generator, 12, 9, device="cuda")
+        x, upstream = draw_step(generator, theirs, 12)
         check(step(ours, x, upstream), step(theirs, x, upstream), train or "track_running_stats" in options, 1e-11)
     assert [name for name, _ in calls] == ["head", "head_backward"] * 3
 

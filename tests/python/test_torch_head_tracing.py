@@ -8,7 +8,7 @@ import io
 import pytest
 
 import torch_samples as samples
-from head_samples import CLOSE, check, draw, functional, leaves, models, off, step
+from head_samples import CLOSE, check, draw, draw_step, functional, leaves, models, off, step
 from torch_samples import F, needs_compile, needs_cuda, needs_func, torch
 
 import onepass.torch
@@ -75,7 +75,7 @@ def same_bits(found, expected):
 # ---- torch.compile ---------------------------------------------------------------------------------------------------
 
 
-@needs_compile
+@samples.needs_whole_graphs
 @pytest.mark.parametrize("train", [True, False], ids=["train", "eval"])
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_compile(options, train):
@@ -96,7 +96,7 @@ def test_compile(options, train):
     assert [name for name in graphs.backward if name not in others] == ["onepass.head_backward.default"]
 
 
-@needs_compile
+@samples.needs_whole_graphs
 @pytest.mark.parametrize("train", [True, False], ids=["train", "eval"])
 def test_compile_without_gradients(train):
     """Nothing is kept for a backward that will not come; statistics are still updated."""
@@ -113,7 +113,7 @@ def test_compile_without_gradients(train):
         assert torch.equal(found, expected)
 
 
-@needs_compile
+@samples.needs_whole_graphs
 def test_compile_frozen_weight():
     """Inside a graph, too, the input is kept for the weight's gradient alone."""
     model, _ = models(samples.random("compile frozen"), 6, 4)
@@ -138,7 +138,7 @@ def test_compile_frozen_weight():
     assert torch.equal(found, torch.autograd.grad(eager(x).square().sum(), x)[0])
 
 
-@needs_compile
+@samples.needs_whole_graphs
 def test_compile_with_dynamic_shapes():
     generator = samples.random("compile dynamic")
     model, _ = models(generator, 6, 4)
@@ -155,7 +155,7 @@ def test_compile_with_dynamic_shapes():
             compare(rows)
 
 
-@needs_compile
+@samples.needs_whole_graphs
 def test_compile_with_momentum_that_changes():
     """A number that becomes a symbol at its second value."""
     generator = samples.random("compile momentum")
@@ -168,7 +168,7 @@ def test_compile_with_momentum_that_changes():
         same_bits(step_of(f, model, x, upstream), step(eager, x, upstream))
 
 
-@needs_compile
+@samples.needs_whole_graphs
 def test_compile_under_autocast():
     generator = samples.random("compile autocast")
     model, _ = models(generator, 30, 9, torch.float32)
@@ -247,7 +247,7 @@ def test_compile_with_a_number_or_no_scale(scale):
         assert torch.equal(a, b)
 
 
-@needs_compile
+@samples.needs_func_in_graphs
 @pytest.mark.parametrize("training", [True, False])
 def test_compile_with_transforms_inside(training):
     tensors = [tensor.detach() for tensor in leaves(samples.random("compile, func"))]
@@ -286,7 +286,7 @@ def test_compile_linear(shape, bias):
 # ---- torch.export and make_fx ----------------------------------------------------------------------------------------
 
 
-@needs_compile
+@samples.needs_whole_graphs
 @pytest.mark.parametrize("train", [True, False], ids=["train", "eval"])
 @pytest.mark.parametrize("strict", [True, False])
 def test_export(strict, train):
@@ -440,7 +440,7 @@ def test_dispatch_modes(train):
     model, theirs = models(generator, 6, 4)
     model.train(train), theirs.train(train)
     eager = copy.deepcopy(model)
-    x, upstream = draw(generator, 8, 6), draw(generator, 8, 4)
+    x, upstream = draw_step(generator, theirs, 8)
     with SeesOperators() as seen:
         found = step(model, x, upstream)
     assert "onepass.head_kept.default" in seen.names and "onepass.head_backward.default" in seen.names
@@ -527,7 +527,7 @@ def test_symbolic_trace():
     generator = samples.random("fx")
     ours, theirs = models(generator, 6, 4)
     traced = torch.fx.symbolic_trace(ours)
-    x, upstream = draw(generator, 8, 6), draw(generator, 8, 4)
+    x, upstream = draw_step(generator, theirs, 8)
     found, expected = step(traced, x, upstream), step(theirs, x, upstream)
     check({name: found[name] for name in expected}, expected, True)
 

@@ -35,7 +35,7 @@ REFUSED = {
     "weights of a list": (X, T, {"row_weights": [1.0, 1.0, 1.0]}, TypeError, ["row_weights", "list", "torch.Tensor"]),
     "weights of integers": (X, T, {"row_weights": WEIGHTS.long()}, onepass.Unsupported, ["row_weights", "int64"]),
     "weights of another shape": (X, T, {"row_weights": torch.ones(4)}, onepass.InvalidArgument,
-                                 ["row_weights", "[4]", "[3, 4]"]),
+                                 ["row_weights", "[4]", "[3]"]),
     "weights an element": (X, T, {"row_weights": torch.ones(3, 4)}, onepass.InvalidArgument, ["row_weights", "[3, 4]"]),
     "weights of the narrower side": (X[:1], T, {"row_weights": torch.ones(1)}, onepass.InvalidArgument,
                                      ["row_weights", "[1]"]),
@@ -46,7 +46,7 @@ REFUSED = {
                            ["row_mask", "64", "bool or uint8"]),
     "a mask of a list": (X, T, {"row_mask": [True] * 3}, TypeError, ["row_mask", "list", "torch.Tensor"]),
     "a mask of NumPy": (X, T, {"row_mask": MASK.numpy()}, TypeError, ["row_mask", "ndarray", "torch.Tensor"]),
-    "a mask of another shape": (X, T, {"row_mask": MASK[:2]}, onepass.InvalidArgument, ["row_mask", "[2]", "[3, 4]"]),
+    "a mask of another shape": (X, T, {"row_mask": MASK[:2]}, onepass.InvalidArgument, ["row_mask", "[2]", "[3]"]),
     "a mask an element": (X, T, {"row_mask": torch.ones(3, 4).bool()}, onepass.InvalidArgument, ["row_mask", "[3, 4]"]),
 }
 

@@ -10,7 +10,7 @@ from torch_samples import DTYPES, FORMS, ours, torch
 hypothesis = pytest.importorskip("hypothesis", reason="hypothesis is not installed")
 from hypothesis import given, settings, strategies  # noqa: E402
 
-few = settings(max_examples=60, deadline=None, database=None, print_blob=True)
+few = settings(max_examples=60, database=None)  # the rest is in conftest.py
 
 EPSILON = {dtype: torch.finfo(dtype).eps for dtype in DTYPES}
 shapes = strategies.lists(strategies.integers(1, 40), min_size=1, max_size=3).map(tuple)

@@ -37,16 +37,36 @@ def check(function, inputs, log_target, reduction, factor, **options):
 @pytest.mark.parametrize("shape", [(), (8,), (1, 8), (5, 33), (2, 3, 4, 9), (700, 2), (3, 5000)], ids=str)
 @pytest.mark.parametrize("function,log_target", FORMS)
 def test_one_value_a_row(function, log_target, shape):
-    """Within two ulps of what is added up. From probabilities and logarithms of targets exp (1.05 eps), the logarithm
-    (0.85), their difference, the product and the sum (a half each) may all go the same way: 3.4 eps, at most 6.8 ulp.
-    2.04 have been seen there, four have not."""
+    """Within two ulps of what is added up."""
     generator = samples.random("rows %s %s %s" % (function, log_target, shape))
-    predictions, targets = pair(generator, shape, function, log_target)
-    found = ours(function, predictions, targets, reduction="rows", log_target=log_target)
-    expected, scale = exact(function, predictions, targets, log_target)[0], samples.magnitude(
-        function, predictions, targets, log_target)
-    samples.assert_close(found, samples.reduce_exact(expected, "rows", shape),
-                         4 if function == "kl_div_probs" and log_target else 2,
+    if function == "kl_div_probs" and log_target:
+        # exp and the logarithm are rounded apart. For every draw within these powers docs/numerics.md (Errors) derives:
+        check_rows(generator, shape, 2, (0.77, 1.45))
+        check_rows(generator, shape, 4, (0.31, 9.5))
+    else:
+        predictions, targets = pair(generator, shape, function, log_target)
+        found = ours(function, predictions, targets, reduction="rows", log_target=log_target)
+        expected, scale = exact(function, predictions, targets, log_target)[0], samples.magnitude(
+            function, predictions, targets, log_target)
+        samples.assert_close(found, samples.reduce_exact(expected, "rows", shape), 2,
+                             scale=samples.reduce_exact(scale, "rows", shape))
+
+
+def check_rows(generator, shape, ulps, powers):
+    """Rows of probabilities and logarithms of targets that lie between two powers of them, least power first."""
+    p, t = (samples.probabilities(generator, shape, torch.float64) for _ in range(2))
+    predictions = p.float()
+    log_p = predictions.double().log()  # negative
+    if ulps == 2:  # what is clamped would be mostly the limits themselves
+        low, high = powers
+        targets = log_p * (low + (high - low) * torch.rand(shape, generator=generator, dtype=torch.float64))
+    else:
+        targets = torch.minimum(torch.maximum(t.log(), powers[1] * log_p), powers[0] * log_p)
+    targets = targets.float()
+    found = ours("kl_div_probs", predictions, targets, reduction="rows", log_target=True)
+    expected = exact("kl_div_probs", predictions, targets, True)[0]
+    scale = samples.magnitude("kl_div_probs", predictions, targets, True)
+    samples.assert_close(found, samples.reduce_exact(expected, "rows", shape), ulps,
                          scale=samples.reduce_exact(scale, "rows", shape))
 
 

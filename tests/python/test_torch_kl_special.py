@@ -189,6 +189,24 @@ def test_every_pair_beside_pytorch(function, log_target, dtype):
         assert not wrong, "%s of (t, p): found, PyTorch's: %s" % (what, wrong)
 
 
+@pytest.mark.parametrize("function,log_target", FORMS)
+def test_subnormals_where_pytorch_flushes_them(function, log_target):
+    """The same bits if the thread flushes subnormal numbers (Inductor's own code has it do so on some releases), and it
+    still does after the call."""
+    predictions, targets = (x.flatten() for x in torch.meshgrid(torch.tensor(VALUES), torch.tensor(VALUES),
+                                                                indexing="ij"))
+    results = []
+    for flushes in (False, True):
+        assert torch.set_flush_denormal(flushes)
+        inputs = samples.leaf(predictions), samples.leaf(targets)
+        value = ours(function, *inputs, reduction="none", log_target=log_target)
+        made = (value.detach(),) + torch.autograd.grad(value, inputs, torch.ones_like(value))
+        assert bool(torch.tensor([1e-42]) * 0.5 == 0) == flushes
+        results.append([x.view(torch.int32) for x in made])  # as integers: flushing makes subnormal numbers equal
+    assert all(torch.equal(a, b) for a, b in zip(*results))
+    assert not torch.equal(results[0][0][targets == 0.25], results[0][0][targets == 0.5])
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_the_largest_number_with_itself(dtype):
     """One of the two places where PyTorch's formula overflows (inf - inf) and the true value is given instead."""

@@ -15,7 +15,7 @@ from torch_samples import DTYPES, F, OnCuda, needs_compile, needs_cuda, needs_fu
 
 import onepass.torch
 from onepass import _native, fp32, library
-from onepass.torch import matrices
+from onepass.torch import route
 
 SHAPES = [((5, 7), 3), ((2, 3, 4), 6), ((9,), 4), ((1, 1), 1), ((70, 33), 65), ((0, 4), 3), ((3, 0), 2), ((2, 0, 4), 3)]
 
@@ -53,13 +53,7 @@ def check(found, expected, limit):
 @pytest.fixture
 def calls(monkeypatch):
     """What the library was asked for: ("linear" or "linear_backward", its arguments)."""
-    seen = []
-    for name in ("linear", "linear_backward"):
-        def watched(*arguments, name=name, function=getattr(library, name)):
-            seen.append((name, arguments))
-            return function(*arguments)
-        monkeypatch.setattr(library, name, watched)
-    return seen
+    return samples.watched(monkeypatch, "linear", "linear_backward")
 
 
 def test_signature():
@@ -245,23 +239,191 @@ def test_symbolic_trace():
     check(results(traced, tensors), results(lambda *a: F.linear(*a) * 2, tensors), 1e-13)
 
 
+# ---- plain calls on the CPU, in one crossing -------------------------------------------------------------------------
+
+
+def plain(*tensors):
+    """The output, or None: the call is somebody else's."""
+    return _native.linear(library.LINEAR, *tensors)
+
+
+def test_plain_calls_begin_with_the_exchange_api():
+    """Earlier releases' tensors are read by their attributes, and every call goes through Python."""
+    assert route.HAS_PLAIN == (samples.VERSION >= (2, 10))
+    x, w = torch.ones(2, 3), torch.ones(4, 3)
+    assert (plain(x, w, None) is not None) == route.HAS_PLAIN
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape,outputs", SHAPES + [((2, 1, 3, 1, 2, 1, 1, 5), 4)], ids=str)
+def test_plain_calls(shape, outputs, dtype, monkeypatch):
+    """The bits and the layout of the longer way, with a bias and without, of parameters, of strided memory."""
+    generator = samples.random("plain %s %s" % (shape, dtype))
+    x, w, b = (tensor.detach() for tensor in draw(generator, shape, outputs, dtype))
+    stepped = torch.zeros(shape[:-1] + (2 * shape[-1],), dtype=dtype)[..., ::2].copy_(x)
+    parameters = torch.nn.Parameter(w.t().contiguous().t()), torch.nn.Parameter(b)
+    for tensors in ((x, w, b), (x, w, None), (stepped, *parameters)):
+        with torch.no_grad():
+            found, called = plain(*tensors), onepass.torch.linear(*tensors)
+            with monkeypatch.context() as patch:
+                patch.setattr(_native, "linear", lambda *arguments: None)
+                expected = onepass.torch.linear(*tensors)
+        assert (found is not None) == route.HAS_PLAIN
+        for output in [called] + [found] * route.HAS_PLAIN:
+            assert type(output) is torch.Tensor and torch.equal(output, expected) and not output.requires_grad
+            assert output.shape == expected.shape and output.stride() == expected.stride()
+    with torch.inference_mode():
+        assert onepass.torch.linear(x, w, b).is_inference()
+
+
+def test_plain_calls_keep_nothing():
+    x, w, b = torch.randn(3, 4), torch.randn(5, 4), torch.randn(5)
+    other = x.to_sparse()
+
+    def counts():
+        return [sys.getrefcount(thing) for thing in (x, w, b, other, torch.float32, torch.Tensor)]
+
+    before = counts()
+    for _ in range(50):
+        assert _native.are_plain((x, w, None)) == route.HAS_PLAIN and not _native.are_plain((x, other))
+        assert onepass.torch.linear(x, w, b) is not None and plain(other, w, b) is None and plain(x, w, x) is None
+    assert counts() == before
+
+
+class Class(torch.Tensor):
+    pass
+
+
+def a_function_mode():
+    from torch.overrides import TorchFunctionMode
+
+    class Mode(TorchFunctionMode):
+        def __torch_function__(self, function, types, arguments=(), keywords=None):
+            assert function in (F.linear, onepass.torch.linear), "nobody else asks a tensor for anything"
+            return function(*arguments, **(keywords or {}))
+    return Mode()
+
+
+def a_dispatch_mode():
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Mode(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
+            return function(*arguments, **(keywords or {}))
+    return Mode()
+
+
+X, W, B = torch.arange(6.0).reshape(2, 3), torch.arange(12.0).reshape(4, 3) - 5, torch.arange(4.0)
+OTHERS = {
+    "gradients": lambda: (X, W.clone().requires_grad_(), B),
+    "a class": lambda: (X.as_subclass(Class), W, B),
+    "a class of the bias": lambda: (X, W, B.as_subclass(Class)),
+    "negated": lambda: (torch.complex(X, X).conj().imag, W, B),
+    "sparse": lambda: (X.to_sparse(), W, None),
+    "mkldnn": lambda: (X.to_mkldnn(), W.to_mkldnn(), B.to_mkldnn()),
+    "meta": lambda: (X.to("meta"), W.to("meta"), None),
+    "two types": lambda: (X, W.double(), B),
+    "two types of the bias": lambda: (X, W, B.double()),
+    "integers": lambda: (X.long(), W.long(), None),
+    "complex": lambda: (torch.complex(X, X), torch.complex(W, W), None),
+    "no dimension": lambda: (X[0, 0], W[:, :1], None),
+    "a vector as weight": lambda: (X, W[0], None),
+    "another depth": lambda: (X[:, :2], W, B),
+    "another bias": lambda: (X, W, B[:3]),
+    "a matrix as bias": lambda: (X, W, torch.ones(2, 4)),
+    "nine dimensions": lambda: (X.reshape(1, 1, 1, 1, 1, 1, 1, 2, 3), W, B),
+}
+
+
+def outcome(function, tensors):
+    """A tensor in numbers, or the class of the exception."""
+    try:
+        made = function(*tensors)
+    except Exception as error:
+        return type(error)
+    if made.layout is not torch.strided:
+        made = made.to_dense()
+    return (type(made), made.dtype, made.shape) if made.is_meta else (type(made), made.tolist())
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_what_is_not_plain(name):
+    """It goes the way it went before: PyTorch's results, and PyTorch's refusals."""
+    tensors = OTHERS[name]()
+    assert plain(*tensors) is None
+    assert outcome(onepass.torch.linear, tensors) == outcome(F.linear, tensors)
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_are_plain(name):
+    """What the router asks the extension is what it would find out itself."""
+    tensors = OTHERS[name]()
+    expected = all(type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout is torch.strided
+                   and not tensor.is_neg() and tensor.device == torch.device("cpu")
+                   for tensor in tensors if tensor is not None)
+    assert _native.are_plain(tensors) == (expected and route.HAS_PLAIN)
+    for rest in ((None,), (torch.nn.Parameter(W), None)):
+        assert _native.are_plain(tensors + rest) == (expected and route.HAS_PLAIN)
+    assert not _native.are_plain(tensors + (X.to("meta"),)) and not _native.are_plain(tensors + (1.0,))
+
+
+@needs_func
+def test_who_looks_on():
+    """Nobody is passed by: modes, autocast, traces, transforms, forward mode, and a compiler."""
+    for context in (a_function_mode(), a_dispatch_mode(), torch.device("cpu"), torch.autocast("cpu")):
+        with context:
+            found, made, expected = plain(X, W, B), onepass.torch.linear(X, W, B), F.linear(X, W, B)
+        assert found is None and made.dtype is expected.dtype and torch.equal(made, expected)
+    seen = []
+
+    def layer(x):
+        seen.append(plain(x, W, B))
+        return onepass.torch.linear(x, W, B)
+
+    assert torch.equal(torch.func.vmap(layer)(X), F.linear(X, W, B))
+    torch.func.grad(lambda x: layer(x).sum())(X)
+    with samples.no_warnings():
+        assert "linear" in str(torch.jit.trace(layer, X, check_trace=False).graph)
+    assert len(seen) >= 3 and all(found is None for found in seen)
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(X, torch.ones_like(X))
+        tangent = torch.autograd.forward_ad.unpack_dual(onepass.torch.linear(dual, W, B)).tangent
+    assert torch.equal(tangent, F.linear(torch.ones_like(X), W))
+    assert plain(X, None, B) is None and plain(X.tolist(), W, B) is None
+    assert (plain(X, W, B) is not None) == route.HAS_PLAIN
+
+
+def test_wrong_calls_of_the_extension():
+    for arguments in ((), (library.LINEAR, X, W), (library.LINEAR, X, W, B, None)):
+        with pytest.raises(TypeError, match="linear\\(index, input, weight, bias\\)"):
+            _native.linear(*arguments)
+    with pytest.raises(TypeError, match="are_plain takes a tuple"):
+        _native.are_plain([X])
+    with pytest.raises(TypeError, match="register_plain"):
+        _native.register_plain(torch.Tensor)
+    if route.HAS_PLAIN:
+        for index in (-1, 1000, library.LINEAR_BACKWARD, library.KL[0]):
+            with pytest.raises(ValueError, match="operator: %d; it must be one of 5 tensors and no options" % index):
+                _native.linear(index, X, W, B)
+
+
 # ---- how float32 is multiplied on CUDA -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("wanted", [_native.FP32_FULL, _native.FP32_SPLIT, _native.FP32_VENDOR])
 def test_tf32_is_pytorchs_to_allow(wanted, monkeypatch):
     """Never on the CPU, never with exact_fp32, whatever the setting."""
-    monkeypatch.setattr(matrices, "_FP32", wanted)
+    monkeypatch.setattr(route, "_FP32", wanted)
     assert len({_native.FP32_FULL, _native.FP32_TF32, _native.FP32_SPLIT, _native.FP32_VENDOR}) == 4
     for allowed in (False, True):
         with tf32(allowed):
             assert fp32.allows_tf32() is allowed
-            assert matrices.products(OnCuda(torch.float32)) == (_native.FP32_TF32 if allowed else wanted)
-            assert matrices.products(OnCuda(torch.float32), exact_fp32=True) == _native.FP32_VENDOR
+            assert route.products(OnCuda(torch.float32)) == (_native.FP32_TF32 if allowed else wanted)
+            assert route.products(OnCuda(torch.float32), exact_fp32=True) == _native.FP32_VENDOR
             for exact in (False, True):
-                assert matrices.products(torch.ones(1), exact) == _native.FP32_FULL
+                assert route.products(torch.ones(1), exact) == _native.FP32_FULL
                 for dtype in (torch.float16, torch.bfloat16, torch.float64):
-                    assert matrices.products(OnCuda(dtype), exact) == _native.FP32_FULL
+                    assert route.products(OnCuda(dtype), exact) == _native.FP32_FULL
 
 
 @pytest.fixture
@@ -377,7 +539,7 @@ def test_exact_fp32_in_pytorchs_own_ways():
         assert off(found, expected) <= 1e-13
 
 
-def imported(products, program="from onepass.torch import matrices"):
+def imported(products, program="from onepass.torch import route"):
     """What a new process prints that imports onepass.torch with $ONEPASS_FP32_PRODUCTS set."""
     return subprocess.run([sys.executable, "-c", program], env=dict(os.environ, ONEPASS_FP32_PRODUCTS=products),
                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT, universal_newlines=True)
@@ -389,8 +551,8 @@ def test_products_from_the_environment():
     assert "ValueError: $ONEPASS_FP32_PRODUCTS: 'exact'; it must be full, split or vendor" in done.stdout
     for products, number in (("", _native.FP32_FULL), ("full", _native.FP32_FULL), ("split", _native.FP32_SPLIT),
                              ("vendor", _native.FP32_VENDOR)):
-        done = imported(products, "import torch; from onepass.torch import linear, matrices; x = torch.ones(2, 3); "
-                                  "print(linear(x, x).tolist(), matrices._FP32)")
+        done = imported(products, "import torch; from onepass.torch import linear, route; x = torch.ones(2, 3); "
+                                  "print(linear(x, x).tolist(), route._FP32)")
         assert done.stdout == "[[3.0, 3.0], [3.0, 3.0]] %d\n" % number, done.stdout
 
 
@@ -436,12 +598,12 @@ def test_exact_fp32_cuda(monkeypatch):
     tensors = draw(generator, (1024, 2048), 2048, torch.float32, bias=False, device="cuda")
     upstream = torch.randn(1024, 2048, generator=generator).cuda()
     exact = results(F.linear, [samples.leaf(tensor.double()) for tensor in tensors], upstream)
-    monkeypatch.setattr(matrices, "_FP32", _native.FP32_FULL)
+    monkeypatch.setattr(route, "_FP32", _native.FP32_FULL)
     with tf32(False):
         default, plain = results(onepass.torch.linear, tensors, upstream), results(exact_fp32, tensors, upstream)
         theirs = results(F.linear, tensors, upstream)
     for wanted in (_native.FP32_FULL, _native.FP32_SPLIT, _native.FP32_VENDOR):
-        monkeypatch.setattr(matrices, "_FP32", wanted)
+        monkeypatch.setattr(route, "_FP32", wanted)
         with tf32(True):
             assert all(torch.equal(a, b) for a, b in zip(results(exact_fp32, tensors, upstream), plain))
     errors = [[off(a, b) for a, b in zip(found, exact)] for found in (default, plain, theirs)]

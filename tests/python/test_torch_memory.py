@@ -11,11 +11,11 @@ from torch_samples import F, pair, torch
 
 import onepass
 import onepass.torch
-from onepass.torch import kl_calls, kl_eager
+from onepass.torch import kl
 
 MIB = 1 << 20
 PAGE = os.sysconf("SC_PAGE_SIZE")
-SMALL, LARGE = (6, 50), (100, 100)  # on both sides of kl_eager._SMALL
+SMALL, LARGE = (6, 50), (100, 100)  # on both sides of kl._SMALL
 
 
 def resident():
@@ -79,7 +79,7 @@ def test_loops_leave_nothing(work, steps, shape, no_gc):
     grown = resident() - before
     print("%d steps: %+.2f MiB" % (steps, grown / MIB))
     assert grown < 4 * MIB
-    assert len(kl_eager._expected) <= 1 + 8 * torch.cuda.is_available()
+    assert len(kl._expected) <= 1 + 8 * torch.cuda.is_available()
 
 
 @samples.needs_func
@@ -139,14 +139,14 @@ def test_inputs_die_with_the_loss(shape, no_gc):
 
 def test_gradients_made_in_forward_die_with_the_loss(monkeypatch, no_gc):
     made = []
-    original = kl_calls.value_and_gradients
+    original = kl._value_and_gradients
 
     def spy(*arguments):
         result = original(*arguments)
         made.extend(weakref.ref(x) for x in result[1:])
         return result
 
-    monkeypatch.setattr(kl_calls, "value_and_gradients", spy)
+    monkeypatch.setattr(kl, "_value_and_gradients", spy)
     inputs = leaves(LARGE, "gradients' lifetimes")
     loss = onepass.torch.kl_div_probs(*inputs)
     assert len(made) == 2 and all(x() is not None for x in made)
@@ -157,14 +157,14 @@ def test_gradients_made_in_forward_die_with_the_loss(monkeypatch, no_gc):
 def test_the_gradient_made_in_forward_is_the_one_that_is_kept(monkeypatch):
     """Autograd takes it over: no copy, in the first step and in those whose upstream gradient was not expected."""
     addresses = []
-    original = kl_calls.value_and_gradients
+    original = kl._value_and_gradients
 
     def spy(*arguments):
         result = original(*arguments)
         addresses.append([x.data_ptr() for x in result[1:]])
         return result
 
-    monkeypatch.setattr(kl_calls, "value_and_gradients", spy)
+    monkeypatch.setattr(kl, "_value_and_gradients", spy)
     for upstream in (1.0, 7.0, 7.0, 2.0):
         inputs = leaves(LARGE, "kept gradients")
         onepass.torch.kl_div_probs(*inputs).backward(torch.tensor(upstream))

@@ -1,4 +1,5 @@
-"""KLDivLoss and KLDivProbsLoss: modules that can stand where torch.nn.KLDivLoss stood."""
+"""KLDivLoss and KLDivProbsLoss: modules that can stand where torch.nn.KLDivLoss stood. LinearBatchNormSoftmax: where it
+finds its tensors (test_torch_head.py has the rest)."""
 
 import copy
 import io
@@ -12,7 +13,7 @@ import torch_samples as samples
 from torch_samples import REDUCTIONS, pair, torch
 
 import onepass
-from onepass.torch import KLDivLoss, KLDivProbsLoss
+from onepass.torch import KLDivLoss, KLDivProbsLoss, LinearBatchNormSoftmax
 
 
 @pytest.mark.parametrize("log_target", [False, True])
@@ -127,3 +128,28 @@ def test_mean_warns():
         warnings.simplefilter("always")
         KLDivLoss()(*pair(samples.random("module warning"), (2, 3)))
     assert len(caught) == 1 and "batchmean" in str(caught[0].message)
+
+
+def test_a_head_whose_tensors_are_elsewhere():
+    """A parameter or buffer that somebody replaced by an attribute, or by nothing, is the one that counts."""
+    generator = samples.random("modules, elsewhere")
+    head = LinearBatchNormSoftmax(6, 9, dtype=torch.float64).eval()
+    x = torch.randn(7, 6, generator=generator, dtype=torch.float64)
+
+    def check():
+        expected = torch.softmax(head.scale * head.bn(head.gemm(x)), 1)
+        assert bool((expected > 0).all()) and torch.allclose(head(x), expected, rtol=1e-10, atol=0)
+        return head(x).detach()
+
+    found = [check()]
+    for module, name in ((head.gemm, "weight"), (head.gemm, "bias"), (head.bn, "weight"), (head.bn, "running_mean")):
+        delattr(module, name)
+        shape = (9, 6) if (module, name) == (head.gemm, "weight") else (9,)
+        setattr(module, name, torch.randn(shape, generator=generator, dtype=torch.float64))
+        found.append(check())
+        assert not torch.equal(found[-1], found[-2])
+    for module in (head.gemm, head.bn):
+        delattr(module, "bias")
+        module.register_parameter("bias", None)
+        found.append(check())
+    assert not torch.equal(found[-2], found[-3])

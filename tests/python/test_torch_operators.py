@@ -8,7 +8,7 @@ import pytest
 from torch_samples import needs_compile, torch
 
 from onepass import library
-from onepass.torch import LinearBatchNormSoftmax, eager, kl_calls
+from onepass.torch import LinearBatchNormSoftmax, kl, route
 
 THREADS = iter(range(101, 200))  # a number that no other test uses: a handle that has no workspace yet
 
@@ -16,9 +16,9 @@ THREADS = iter(range(101, 200))  # a number that no other test uses: a handle th
 @pytest.fixture
 def asked(monkeypatch):
     """Workspaces that the library asked for: their bytes."""
-    sizes, allocate, threads = [], eager.workspace, next(THREADS)
-    monkeypatch.setattr(eager, "threads", lambda: threads)
-    monkeypatch.setattr(eager, "workspace", lambda tensor, size: (sizes.append(size), allocate(tensor, size))[1])
+    sizes, allocate, threads = [], route.workspace, next(THREADS)
+    monkeypatch.setattr(route, "threads", lambda: threads)
+    monkeypatch.setattr(route, "workspace", lambda tensor, size: (sizes.append(size), allocate(tensor, size))[1])
     return sizes
 
 
@@ -38,23 +38,23 @@ def test_a_workspace_is_kept(asked):
 
 def test_one_for_an_operator_is_not(asked, monkeypatch):
     """And one that was kept before serves operators as well."""
-    monkeypatch.setattr(eager, "_operators", 1)
+    monkeypatch.setattr(route, "_operators", 1)
     assert torch.equal(forward(20).sum(1).round(), torch.ones(20))
     forward(20)
     assert len(asked) == 2
-    monkeypatch.setattr(eager, "_operators", 0)
+    monkeypatch.setattr(route, "_operators", 0)
     forward(20), forward(20)
     assert len(asked) == 3
-    monkeypatch.setattr(eager, "_operators", 1)
+    monkeypatch.setattr(route, "_operators", 1)
     forward(20)
     assert len(asked) == 3
 
 
 def test_not_a_workspace(monkeypatch):
     threads = next(THREADS)
-    monkeypatch.setattr(eager, "threads", lambda: threads)
+    monkeypatch.setattr(route, "threads", lambda: threads)
     for wrong, error in (((), IndexError), ((None,), TypeError), (None, TypeError)):
-        monkeypatch.setattr(eager, "workspace", lambda tensor, size: wrong)
+        monkeypatch.setattr(route, "workspace", lambda tensor, size: wrong)
         with pytest.raises(error):
             forward(20)
 
@@ -62,32 +62,32 @@ def test_not_a_workspace(monkeypatch):
 def test_nothing_has_a_place_within_an_operator():
     tensor = types.SimpleNamespace(is_cuda=True, new_empty=lambda size, dtype: (size, dtype))
 
-    @eager.as_operator
+    @route.as_operator
     def inner():
-        return eager.place_of(tensor), eager.workspace(tensor, 16)
+        return route.place_of(tensor), route.workspace(tensor, 16)
 
-    @eager.as_operator
+    @route.as_operator
     def outer(fails, name=None):
         made = inner()
-        assert eager._operators == 1
+        assert route._operators == 1
         if fails:
             raise KeyError(name)
         return made
 
-    assert eager._operators == 0
+    assert route._operators == 0
     assert outer(False) == (None, ((16, torch.uint8),))
     with pytest.raises(KeyError):
         outer(True, name="x")
-    assert eager._operators == 0 and eager.workspace(tensor, 16) == (16, torch.uint8)
+    assert route._operators == 0 and route.workspace(tensor, 16) == (16, torch.uint8)
 
 
 @needs_compile
 @pytest.mark.parametrize("name", ["kl", "linear", "head"])
 def test_kernels_are_operators(name, monkeypatch):
     p, weight = torch.rand(6, 8).softmax(1), torch.rand(3, 8)
-    arguments = {"kl": (p, p, None, None, 0, kl_calls.NONE, 0, 0.0, None), "linear": (p, weight, None),
+    arguments = {"kl": (p, p, None, None, 0, kl.NONE, 0, 0.0, None), "linear": (p, weight, None),
                  "head": (p, weight) + 7 * (None,) + (True, 0.1, 1e-5, torch.float32)}[name]
-    seen, real = [], getattr(library, name)
-    monkeypatch.setattr(library, name, lambda *arguments: (seen.append(eager._operators), real(*arguments))[1])
+    seen, real = [], library.call
+    monkeypatch.setattr(library, "call", lambda *arguments: (seen.append(route._operators), real(*arguments))[1])
     getattr(torch.ops.onepass, name)(*arguments)
-    assert seen == [1] and eager._operators == 0
+    assert seen == [1] and route._operators == 0

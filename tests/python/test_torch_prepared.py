@@ -18,7 +18,7 @@ from torch_samples import needs_compile, needs_func, tf32, torch
 import onepass
 import onepass.torch
 from onepass import _native, library
-from onepass.torch import LinearBatchNormSoftmax, eager, matrices, prepare_weight, prepared_weights
+from onepass.torch import LinearBatchNormSoftmax, prepare_weight, prepared_weights, route
 
 every_operator = pytest.mark.parametrize("operator", OPERATORS)
 
@@ -66,43 +66,50 @@ def test_prepare_refuses_where_products_are(copies, monkeypatch):
             prepare_weight(weight)
     with tf32(True), pytest.raises(onepass.InvalidArgument, match="^prepare_weight: weight: .* allows TF32"):
         prepare_weight(torch.ones(5, 8))
-    monkeypatch.setattr(matrices, "_FP32", _native.FP32_VENDOR)
+    monkeypatch.setattr(route, "_FP32", _native.FP32_VENDOR)
     with pytest.raises(onepass.InvalidArgument, match="^prepare_weight: weight: .*_PRODUCTS=vendor leaves products to"):
         prepare_weight(torch.ones(5, 8))
     assert copies == []
 
 
-# ---- the library's door ----------------------------------------------------------------------------------------------
+# ---- the library's entry point ---------------------------------------------------------------------------------------
 
 
 def test_the_library_on_the_cpu():
     """The extension hands prepared weights to the library, which has no use for them on the CPU, in its own words."""
     x, w, y = torch.ones(6, 8), torch.ones(5, 8), torch.full((6, 5), 7.0)
     planes = torch.zeros(1 << 16, dtype=torch.uint8)
-    last = _native.FP32_FULL, 1, eager.workspace
-    for call in (lambda: library.prepare_weight_size(w, _native.FP32_FULL),
-                 lambda: library.prepare_weight(w, planes, _native.FP32_FULL),
-                 lambda: library.linear(x, w, None, y, planes, *last),
-                 lambda: library.head(x, w, y, *10 * (None,), planes, 0, 0, 1e-5, 0.0, *last)):
-        with pytest.raises(onepass.Unsupported, match="^prepare_weight_size: handle: only one of a CUDA device"):
+    last = _native.FP32_FULL, 1, route.workspace
+    for call in (lambda: library.workspace_size(library.PREPARE_WEIGHT, w, _native.FP32_FULL, 0),
+                 lambda: library.call(library.PREPARE_WEIGHT, w, _native.FP32_FULL, 0, planes),
+                 lambda: library.call(library.PREPARE_WEIGHT, w, *last)):
+        with pytest.raises(onepass.Unsupported, match="^prepare_weight: handle: only one of a CUDA device"):
             call()
+    with pytest.raises(onepass.InvalidArgument, match="^linear: prepared: 0x.*; it is for handles of a CUDA device"):
+        library.call(library.LINEAR, x, w, None, planes, y, *last)
+    with pytest.raises(onepass.InvalidArgument, match="^head: options.prepared_weight: .*; it is for handles of a"):
+        library.call(library.HEAD, x, w, *7 * (None,), planes, y, None, None, None, 0, 0, 1e-5, 0.0, *last)
     assert bool((y == 7).all())
-    library.linear(x, w, None, y, None, *last)
+    library.call(library.LINEAR, x, w, None, None, y, *last)
     assert bool((y == 8).all())
 
 
 def test_wrong_arguments_of_the_extension():
-    w = torch.ones(5, 8)
-    for call, words in ((lambda: library.prepare_weight(w, None, 0), "prepare_weight: prepared: None; it is required"),
-                        (lambda: library.prepare_weight(None, w, 0), "prepare_weight: weight: None; it is required"),
-                        (lambda: library.prepare_weight(w, w), "prepare_weight takes 3 arguments, not 2"),
-                        (lambda: library.prepare_weight_size(None, 0), "prepare_weight_size: weight: None"),
-                        (lambda: library.prepare_weight_size(w), "prepare_weight_size takes 2 arguments, not 1"),
-                        (lambda: library.prepare_weight_size(w, "full"), "int")):
+    w, prepare = torch.ones(5, 8), library.PREPARE_WEIGHT
+    planes = torch.zeros(100, dtype=torch.uint8)
+    for call, words in ((lambda: library.call(prepare, None, 0, 0, planes), "prepare_weight: weight: None; it is req"),
+                        (lambda: library.call(prepare, w, 0, 0), "call of prepare_weight takes 5 arguments, not 4"),
+                        (lambda: library.workspace_size(prepare, None, 0, 0), "prepare_weight: weight: None; it is"),
+                        (lambda: library.workspace_size(prepare, w), "of prepare_weight takes 4 arguments, not 2"),
+                        (lambda: library.workspace_size(prepare, w, "full", 0), "int")):
         with pytest.raises(TypeError, match=words):
             call()
     with pytest.raises(ValueError, match="products: 4294967296; it must fit 32 bits"):
-        library.prepare_weight_size(w, 1 << 32)
+        library.workspace_size(prepare, w, 1 << 32, 0)
+    for wrong, words in ((w, "2 dimensions, elements of 32 bits"), (planes[::2], "it must be contiguous uint8"),
+                         (planes.view(2, 50), "2 dimensions"), (planes.to(torch.int8), "it must be contiguous uint8")):
+        with pytest.raises(ValueError, match="^workspace: .*" + words):
+            library.call(prepare, w, 0, 0, wrong)
 
 
 # ---- what is used ----------------------------------------------------------------------------------------------------
@@ -337,7 +344,7 @@ def test_calls_that_cannot(operator, copies, monkeypatch):
     for wrong in (prepared.planes, tensors[1], True):
         refuses(TypeError, "%s; it must be what onepass.torch.prepare_weight returns" % type(wrong).__name__,
                 prepared=wrong)
-    monkeypatch.setattr(matrices, "_FP32", _native.FP32_VENDOR)
+    monkeypatch.setattr(route, "_FP32", _native.FP32_VENDOR)
     refuses(onepass.InvalidArgument, "exact_fp32=True or .*_PRODUCTS=vendor leaves products to cuBLAS")
     assert copies == ["prepare_weight"]
 

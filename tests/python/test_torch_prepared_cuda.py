@@ -15,7 +15,7 @@ from torch_samples import needs_cuda, torch
 import onepass
 import onepass.torch
 from onepass import _native, library
-from onepass.torch import LinearBatchNormSoftmax, eager, matrices, prepare_weight
+from onepass.torch import LinearBatchNormSoftmax, prepare_weight, route
 
 pytestmark = needs_cuda
 
@@ -36,7 +36,7 @@ def no_tf32():
 @pytest.fixture
 def split(monkeypatch):
     """Every float32 product is the library's own."""
-    monkeypatch.setattr(matrices, "_FP32", _native.FP32_SPLIT)
+    monkeypatch.setattr(route, "_FP32", _native.FP32_SPLIT)
 
 
 def upstream(tensors):
@@ -144,7 +144,7 @@ def test_special_values(operator, split):
 @pytest.mark.parametrize("mode", [_native.FP32_FULL, _native.FP32_SPLIT], ids=["full", "split"])
 def test_training(mode, monkeypatch):
     """A module that is prepared after every step beside one that never is, then both in eval: no bit differs."""
-    monkeypatch.setattr(matrices, "_FP32", mode)
+    monkeypatch.setattr(route, "_FP32", mode)
     generator = samples.random("training %d" % mode)
     module = LinearBatchNormSoftmax(512, 1024).cuda()
     plain = copy.deepcopy(module)
@@ -341,24 +341,27 @@ def test_refused(operator):
 
 
 def test_bytes_that_the_extension_refuses(split):
-    """The library would believe an address: the extension looks at size, type and place, and nothing is written."""
+    """Size, type, layout and place are looked at, and nothing is written."""
     x, weight, _ = [tensor.detach() for tensor in draw("extension", "cuda", (70, 300, 200))]
-    size = library.prepare_weight_size(weight, _native.FP32_SPLIT)
+    size = library.workspace_size(library.PREPARE_WEIGHT, weight, _native.FP32_SPLIT, 0)
     y = torch.full((70, 200), 7.0, device="cuda")
     large = torch.zeros(2 * size + 512, dtype=torch.uint8, device="cuda")
-    last = _native.FP32_SPLIT, 1, eager.workspace
-    for planes, words in ((large[:size - 1], "%d bytes; a weight of this shape needs %d" % (size - 1, size)),
-                          (large[:2 * size:2], "it must be contiguous uint8 of one dimension"),
-                          (large[:size].view(1, size), "it must be contiguous uint8 of one dimension"),
-                          (torch.zeros(size, device="cuda"), "it must be contiguous uint8 of one dimension"),
-                          (large[:size].cpu(), "on device 1:0; it must be on the weight's, 2:0"),
-                          (large[16:size + 16], "it must be a multiple of 256")):
-        for call in (lambda: library.linear(x, weight, None, y, planes, *last),
-                     lambda: library.head(x, weight, y, *10 * (None,), planes, 0, 0, 1e-5, 0.0, *last),
-                     lambda: library.prepare_weight(weight, planes, _native.FP32_SPLIT)):
+    last = _native.FP32_SPLIT, 1, route.workspace
+    for planes, words, workspace in (
+            (large[:size - 1], "%d bytes; a weight of this shape needs %d" % (size - 1, size), "needs %d" % size),
+            (large[:2 * size:2], "stride 2; it must be contiguous", "it must be contiguous uint8 of one dimension"),
+            (large[:size].view(1, size), r"it must be \[P\]", "it must be contiguous uint8 of one dimension"),
+            (torch.zeros(size, device="cuda"), "it must be uint8", "it must be contiguous uint8 of one dimension"),
+            (large[:size].cpu(), "the handle's device is type 2", "on device 1:0; it must be on that of the call, 2:0"),
+            (large[16:size + 16], "it must be a multiple of 256", "it must be a multiple of 256")):
+        for call in (lambda: library.call(library.LINEAR, x, weight, None, planes, y, *last),
+                     lambda: library.call(library.HEAD, x, weight, *7 * (None,), planes, y, *3 * (None,), 0, 0, 1e-5,
+                                          0.0, *last)):
             with pytest.raises(ValueError, match=words):
                 call()
+        with pytest.raises(ValueError, match=workspace):
+            library.call(library.PREPARE_WEIGHT, weight, _native.FP32_SPLIT, 0, planes)
     assert bool((y == 7).all()) and not bool(large.any())
     for mode in (_native.FP32_TF32, _native.FP32_VENDOR):
-        with pytest.raises(onepass.Unsupported, match="^prepare_weight_size: handle: only one of a CUDA device"):
-            library.prepare_weight_size(weight, mode)
+        with pytest.raises(onepass.Unsupported, match="^prepare_weight: handle: only one of a CUDA device"):
+            library.workspace_size(library.PREPARE_WEIGHT, weight, mode, 0)

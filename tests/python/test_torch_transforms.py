@@ -262,23 +262,6 @@ def test_functionalize():
         func.functionalize(lambda a, b: ours("kl_div_probs", a, b))(p, t)
 
 
-@pytest.mark.parametrize("shape", [(3, 4), (100, 100)], ids=str)
-def test_batched_backward_passes(shape):
-    """Many upstream gradients in one backward pass of an ordinary loss, as autograd's own jacobian takes them."""
-    p, t = (samples.leaf(x) for x in pair(samples.random("batched backward"), shape, "kl_div_probs"))
-    for reduction in ALL_REDUCTIONS:
-        value = ours("kl_div_probs", p, t, reduction=reduction)
-        upstream = torch.randn((3,) + value.shape, generator=samples.random("batched upstream"))
-        found = torch.autograd.grad(value, (p, t), upstream, is_grads_batched=True, retain_graph=True)
-        for i in range(3):
-            expected = torch.autograd.grad(value, (p, t), upstream[i], retain_graph=True)
-            close([f[i] for f in found], expected, rtol=1e-5)
-    if shape[0] < 10:
-        found, expected = (torch.autograd.functional.jacobian(
-            lambda a, b: ours("kl_div_probs", a, b, reduction="rows"), (p, t), vectorize=v) for v in (True, False))
-        close(found, expected, rtol=1e-5)
-
-
 @pytest.mark.parametrize("function,log_target", FORMS)
 def test_the_traced_way_gives_the_eager_bits(function, log_target):
     """Value and gradients through the dispatcher are the library's too."""

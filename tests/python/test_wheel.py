@@ -8,6 +8,7 @@ import base64
 import csv
 import hashlib
 import io
+import glob
 import os
 import re
 import subprocess
@@ -18,6 +19,7 @@ import zipfile
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 EXTENSION = "onepass/_native.abi3.so"
+LARGEST = 11e6  # bytes; docs/install.md says how large the wheel is
 FATBIN = b"\x50\xed\x55\xba"  # how a fatbin begins
 
 # Without NumPy and PyTorch: the extension loads, knows its version, works on the CPU, and says what is wrong.
@@ -60,11 +62,11 @@ def expected_files():
     for directory, subdirectories, names in os.walk(package):
         subdirectories[:] = [name for name in subdirectories if name != "__pycache__"]
         found.update(os.path.relpath(os.path.join(directory, name), os.path.dirname(package)) for name in names)
-    listed = os.path.join(package, "export", "sources.txt")
-    if os.path.exists(listed):
-        with open(listed, encoding="utf-8") as file:
-            found.update("onepass/export/sources/" + line.strip() for line in file
-                         if line.strip() and not line.startswith("#"))
+    for folder in ("include", "src", os.path.join("python", "src")):  # what onepass.export packs
+        for directory, _, names in os.walk(os.path.join(ROOT, folder)):
+            found.update("onepass/export/sources/" + os.path.relpath(os.path.join(directory, name), ROOT)
+                         for name in names)
+    found.add("onepass/export/sources/python/native.map")
     return found
 
 
@@ -113,6 +115,21 @@ class WheelTest(unittest.TestCase):
             made = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
             self.assertEqual((digest, size), ("sha256=" + made, str(len(data))), name)
 
+    def test_size(self):
+        """Of the wheel. The kernels are nearly all of it: a new one must be worth its place."""
+        self.assertLessEqual(os.path.getsize(self.wheel), LARGEST)
+        with open(os.path.join(ROOT, "docs", "install.md"), encoding="utf-8") as file:
+            said = re.search(r"the wheel has (\d+) MB", file.read())
+        self.assertTrue(said, "docs/install.md does not say how large the wheel is")
+        megabytes = os.path.getsize(self.wheel) / 1e6
+        self.assertLess(abs(float(said.group(1)) - megabytes), 2, "docs/install.md says %s MB, it has %.1f" % (
+            said.group(1), megabytes))
+
+    def test_entry_points(self):
+        """The name alone makes torch.compile find the backend."""
+        self.assertIn("[torch_dynamo_backends]\nonepass = onepass.torch.backend:onepass", re.sub(
+            r" *= *", " = ", self.metadata("entry_points.txt")))
+
     def test_needed_libraries(self):
         """Nothing beyond the C library: no C++ or OpenMP runtime, no BLAS, no CUDA, no libpython."""
         dynamic = output("readelf", "-dW", self.library)
@@ -154,7 +171,7 @@ class WheelTest(unittest.TestCase):
 
     def test_kernels(self):
         """A fatbin for each .cu file is inside."""
-        sources = [name for name in os.listdir(os.path.join(ROOT, "src", "cuda")) if name.endswith(".cu")]
+        sources = glob.glob(os.path.join(ROOT, "src", "*", "*.cu"))
         self.assertEqual(self.archive.read(EXTENSION).count(FATBIN), len(sources))
 
     def test_every_python(self):

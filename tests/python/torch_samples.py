@@ -19,8 +19,8 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 import torch.nn.functional as F  # noqa: E402
 
 import onepass.torch  # noqa: E402
-from onepass import _native  # noqa: E402
-from onepass.torch import matrices  # noqa: E402
+from onepass import _native, library  # noqa: E402
+from onepass.torch import route  # noqa: E402
 
 VERSION = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
 
@@ -32,7 +32,10 @@ except ImportError:
 needs_func = pytest.mark.skipif(VERSION < (2, 1), reason="PyTorch %d.%d has no torch.func that onepass uses" % VERSION)
 needs_compile = pytest.mark.skipif(VERSION < (2, 1),
                                    reason="PyTorch %d.%d has no torch.compile that onepass uses" % VERSION)
-needs_whole_graphs = pytest.mark.skipif(VERSION < (2, 4), reason="PyTorch %d.%d breaks the graph" % VERSION)
+needs_whole_graphs = pytest.mark.skipif(VERSION < (2, 4),
+                                        reason="PyTorch %d.%d follows no look into a module" % VERSION)
+needs_func_in_graphs = pytest.mark.skipif(VERSION < (2, 4),
+                                          reason="PyTorch %d.%d follows no torch.func in torch.compile" % VERSION)
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 
 STRICT_IN_TORCH = VERSION >= (1, 13)  # PyTorch's own kl_div has the special values of strict semantics
@@ -71,19 +74,43 @@ def tf32(allowed):
 
 
 class OnCuda:
-    """What matrices.products looks at, of a tensor that this machine may not have."""
+    """What route.products looks at, of a tensor that this machine may not have."""
 
     def __init__(self, dtype):
         self.dtype, self.is_cuda = dtype, True
+
+
+OPERATORS = {number: name for name, (number, *_) in _native.operators().items()}
+
+
+def watched(monkeypatch, *operators):
+    """What the library is asked for: a list of (operator, arguments), of the operators that are named."""
+    seen, call, linear = [], library.call, _native.linear
+
+    def watch(number, *arguments):
+        if OPERATORS[number] in operators:
+            seen.append((OPERATORS[number], arguments))
+        return call(number, *arguments)
+
+    def watch_linear(number, *tensors):
+        """A plain call on the CPU, as the library gets it."""
+        output = linear(number, *tensors)
+        if output is not None and "linear" in operators:
+            seen.append(("linear", tensors + (None, output, _native.FP32_FULL, torch.get_num_threads(), None)))
+        return output
+    monkeypatch.setattr(library, "call", watch)
+    monkeypatch.setattr(_native, "linear", watch_linear)
+    return seen
 
 
 @contextlib.contextmanager
 def products_asked(calls, monkeypatch):
     """A function: [(operator, products)] of the calls since it was asked last. calls: a list of (operator, arguments).
     All tensors are taken for CUDA's, where the default is FP32_SPLIT; on the CPU the library does not look at it."""
-    products = matrices.products
-    monkeypatch.setattr(matrices, "products", lambda tensor, *exact: products(OnCuda(tensor.dtype), *exact))
-    monkeypatch.setattr(matrices, "_FP32", _native.FP32_SPLIT)
+    products = route.products
+    monkeypatch.setattr(route, "products", lambda tensor, *exact: products(OnCuda(tensor.dtype), *exact))
+    monkeypatch.setattr(route, "_FP32", _native.FP32_SPLIT)
+    monkeypatch.setattr(_native, "linear", lambda *arguments: None)  # which is the CPU's
 
     def ask():
         found = [(name, arguments[-3]) for name, arguments in calls]
@@ -208,13 +235,28 @@ def largest(values):
 
 
 def assert_close(found, expected, ulps, scale=None):
-    """Each element is within `ulps` of its type's spacing at the expected value (or at `scale`, if that is larger)."""
+    """Each element is within `ulps` of its type's spacing at the expected value (or at `scale`, if that is larger).
+    ulps: a number, or one for each element."""
     expected = numpy.asarray(expected)
     assert found.shape == expected.shape, (found.shape, expected.shape)
     at = numpy.abs(expected) if scale is None else numpy.maximum(numpy.abs(expected), scale)
     assert numpy.isfinite(at).all(), "the expected values must be finite"
     error = numpy.abs(as_exact(found) - expected) / ulp(found.dtype, at)
-    assert largest(error) <= ulps, "%g ulp of %s off" % (largest(error), found.dtype)
+    assert largest(error / ulps) <= 1, "%g ulp of %s off, %g of the bound" % (largest(error), found.dtype,
+                                                                            largest(error / ulps))
+
+
+def gradient_ulps(predictions, targets, divisor):
+    """What docs/numerics.md (Errors) derives for the gradient to probabilities from logarithms of targets, with a
+    divisor: in ulps of the gradient, element by element. fp32 and fp64."""
+    dtype = predictions.dtype
+    p, t = as_exact(predictions), numpy.exp(as_exact(targets))
+    gradient = t / p / divisor
+    factor = numpy.longdouble(numpy.dtype(str(dtype).split(".")[1]).type(1.0 / divisor))
+    bound = 1.05 * ulp(dtype, t) / p / divisor + 0.5 * ulp(dtype, t / p) / divisor
+    if factor * divisor != 1:
+        bound = bound + abs(factor * divisor - 1) * gradient + 0.5 * ulp(dtype, gradient)
+    return bound * (1 + 8 * torch.finfo(dtype).eps) / ulp(dtype, gradient)
 
 
 def same(a, b):

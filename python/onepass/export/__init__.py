@@ -2,113 +2,139 @@
 
     python -m onepass.export kl_div -o model_new.py
     python -m onepass.export linear_bn_softmax -o model_new.py
+    python -m onepass.export kl_logits -o model_new.py
+    python -m onepass.export cross_entropy -o model_new.py
 
-The file holds `class ModelNew`, the sources of the library that the model needs, word for word, and a few lines that
-have PyTorch compile them at first use. It needs PyTorch and a compiler, and nothing of this package.
+The file holds `class ModelNew` (models/NAME.py), the lines that compile (build.py), and the sources of this package
+that the model needs, C, CUDA and Python. It needs PyTorch and a C compiler, and nothing of this package.
 """
 
+import os
 import re
-
-from onepass.export import gather
+from collections import namedtuple
 
 __all__ = ["OPERATORS", "Operator", "SourcesMissing", "export"]
 
-SourcesMissing = gather.SourcesMissing
+_HERE = os.path.dirname(os.path.abspath(__file__))
+# An installed package has its C and CUDA sources beside this file; in a checkout, and in a build, whose Python files
+# are links into one, they are where they are written.
+_ROOTS = os.path.join(_HERE, "sources"), os.path.join(os.path.dirname(os.path.realpath(__file__)), "..", "..", "..")
 
-
-class Operator:
-    """What can be exported. `name` names its templates: name.py (the model), name.cpp (its binding), and the PARTS that
-    are included where the templates of all operators say operator_PART. `kernels` are its lines in src/core/kernels.def.
-    `made` gives files that are cut from sources, {name: function without arguments}."""
-
-    PARTS = ("cpu.inc", "level.inc", "cuda.inc", "kernels.inc")
-
-    def __init__(self, name, summary, kernels, made):
-        self.name = name
-        self.summary = summary
-        self.kernels = kernels
-        self.made = made
-
-    def files(self):
-        """What there is for this operator alone, {name: text}."""
-        files = {"operator_" + part: gather.template("%s_%s" % (self.name, part)) for part in self.PARTS}
-        files.update((made, cut()) for made, cut in self.made.items())
-        return files
-
-
-def _kernel_names(definitions, uses):
-    """KERNEL(name) for every kernel in the text `uses`, written out or made by a macro that a source of `definitions`
-    defines: such a macro makes one for each name that it pastes together."""
-    macros = {}
-    for path in definitions:
-        for name, parameters, body in re.findall(r"^#define (ONEP_\w+)\(([^)]*)\)((?:.*\\\n)*.*)", gather.read(path),
-                                                 re.MULTILINE):
-            macros[name] = (parameters.split(", "), re.findall(r"\bonep_\w+(?:##\w+)+(?=\()", body))
-    written = re.sub(r"^#define (?:.*\\\n)*.*", "", uses, flags=re.MULTILINE)
-    names = re.findall(r"\b(onep_\w+)\(const onep_\w+ a\)\n", written)
-    for macro, arguments in re.findall(r"^(ONEP_\w+)\((.*)\)$", written, re.MULTILINE):
-        parameters, pasted = macros[macro]
-        given = dict(zip(parameters, arguments.split(", ")))
-        names += ["".join(given.get(part, part) for part in name.split("##")) for name in pasted]
-    return "\n".join(["/* Those kernels by name. */"] + ["KERNEL(%s)" % name for name in names]) + "\n"
-
-
-def _kl_kernels():
-    """The lines of src/cuda/kl_*.cu that make the kernels for probabilities on both sides, form 0."""
-    lines = ["/* The kernels for probabilities on both sides: lines of src/cuda/kl_*.cu. */"]
-    for word in ("f16", "bf16", "f32", "f64"):
-        text = gather.read("src/cuda/kl_%s.cu" % word)
-        lines += re.findall(r"^ONEP_KL_\w+\(\w+, 0(?:, \d+)*\)$", text, re.MULTILINE)
-    return "\n".join(lines) + "\n"
-
-
-def _kl_names():
-    return _kernel_names(["src/cuda/kl_flat.cuh", "src/cuda/kl_rows.cuh"], _kl_kernels())
-
-
-def _head_names():
-    sources = ["src/cuda/%s.cu" % name
-               for name in ("head_any", "head_bf16", "head_f16", "head_f32", "product", "split_planes")]
-    headers = ["src/cuda/head_%s.cuh" % name for name in ("backward", "softmax", "stats")]
-    hopper = "src/cuda/split_sm90a.cu"
-    return "%s#ifdef ONEPASS_EXPORT_SM90A\n%s#endif\n" % (
-        _kernel_names(sources + headers, "".join(gather.read(path) for path in sources)),
-        _kernel_names([hopper], gather.read(hopper)))
-
+# name: also of its model, models/NAME.py; module: what the model calls; folders: of src, the operator's own and those
+# of operators it is built on.
+Operator = namedtuple("Operator", "name summary module folders")
 
 OPERATORS = {operator.name: operator for operator in (
-    Operator("kl_div", "kl_div(log(predictions), targets, reduction=\"batchmean\")", ["kl"],
-             {"kl_kernels.inc": _kl_kernels, "operator_names.inc": _kl_names}),
-    Operator("linear_bn_softmax", "softmax(scale * batch_norm(linear(x)), dim=1)", ["head", "head_backward"],
-             {"operator_names.inc": _head_names}),
+    Operator("kl_div", 'kl_div(log(predictions), targets, reduction="batchmean")', "torch.kl", ["kl"]),
+    Operator("linear_bn_softmax", "softmax(scale * batch_norm(linear(x)), dim=1)", "torch.modules", ["linear", "head"]),
+    Operator("kl_logits", "kl_div(log_softmax(student / T), log_softmax(teacher / T), ...) * T**2",
+             "torch.rewrite_losses", ["kl", "logits"]),
+    Operator("cross_entropy", "cross_entropy(logits, labels)", "torch.rewrite_losses", ["kl", "logits"]),
 )}
+
+_SHARED = ["include", "src", "src/core", "src/cpu", "src/cuda", "src/levels", "python/src"]
+
+
+class SourcesMissing(Exception):
+    """The sources are not where they should be: the installation is not complete."""
+
+
+# ---- what is packed --------------------------------------------------------------------------------------------------
+
+
+def _read(*path):
+    with open(os.path.join(*path), encoding="utf-8") as file:
+        return file.read()
+
+
+def _root():
+    for root in _ROOTS:
+        if os.path.exists(os.path.join(root, "include", "onepass.h")):
+            return os.path.normpath(root)
+    raise SourcesMissing("include/onepass.h is neither installed with onepass nor in a checkout: looked in %s"
+                         % " and ".join(os.path.normpath(root) for root in _ROOTS))
+
+
+def _c_sources(folders):
+    """{path: text} of the shared folders and of these operators. The two lists of all operators, operators.def and
+    levels/operators.inc, are cut to the lines of these."""
+    root, files = _root(), {}
+    for folder in _SHARED + ["src/" + name for name in folders]:
+        for name in sorted(os.listdir(os.path.join(root, folder))):
+            if re.search(r"\.(c|h|inc|def|cu|cuh)$", name):
+                files["%s/%s" % (folder, name)] = _read(root, folder, name)
+    files["python/native.map"] = _read(root, "python", "native.map")
+    entries = "".join(files["src/%s/entry.c" % name] for name in folders)
+    files["src/operators.def"] = re.sub(
+        r"^OPERATOR\((\w+)\)\n",
+        lambda line: line[0] if re.search(r"\bonep_%s =|^\w+\(%s," % (line[1], line[1]), entries, re.MULTILINE) else "",
+        files["src/operators.def"], flags=re.MULTILINE)
+    files["src/levels/operators.inc"] = re.sub(
+        r'^#include "(\w+)/cpu_level.inc"\n', lambda line: line[0] if line[1] in folders else "",
+        files["src/levels/operators.inc"], flags=re.MULTILINE)
+    return files
+
+
+def _python_sources(module):
+    """{path: text} of a module of the package and of all that it imports of it."""
+    package, files, waiting = os.path.dirname(_HERE), {}, [module]
+    while waiting:
+        path = waiting.pop().replace(".", "/")
+        if "python/onepass/%s.py" % path in files or not os.path.exists(os.path.join(package, path + ".py")):
+            continue
+        text = files["python/onepass/%s.py" % path] = _read(package, path + ".py")
+        for origin, names in re.findall(r"^from onepass(\.\S+)? import (.+)$", text, re.MULTILINE):
+            origin = origin[1:] + "." if origin else ""
+            waiting += [origin[:-1]] + [origin + name for name in names.split(", ")]
+    for folder in {os.path.dirname(path) for path in files} | {"python/onepass"}:
+        files[folder + "/__init__.py"] = ""
+    return dict(sorted(files.items()))
+
+
+# ---- the file --------------------------------------------------------------------------------------------------------
 
 _HEAD = '''"""%(summary)s as one fused PyTorch module: class ModelNew.
 
 Written by onepass %(version)s:  python -m onepass.export %(name)s
-Licence: Apache-2.0, the library's. This file is made, not written: change the library and make it anew.
+Licence: Apache-2.0, the library's. This file is generated: change the library and export again.
 
-The module takes the place of the model it is named after, forward and backward. At its first use PyTorch compiles what
-it needs (a C++ compiler and ninja; for tensors on a GPU also nvcc) and keeps the result in its cache. The sources below
-the module are onepass's own, word for word, each under its path in the project.
+The module takes the place of the model it is named after, forward and backward. Its first call with tensors on the CPU,
+and its first call with tensors on a GPU, compile the sources below (a C compiler; for a GPU also nvcc) into a directory
+of PyTorch's extension cache, TORCH_EXTENSIONS_DIR, from which later processes load the result.
+
+The sources are onepass's own, each under its path in the project.  python FILE --unpack DIR  writes them to DIR.
 """
 
-import contextlib
+import atexit
+import concurrent.futures
 import fcntl
 import hashlib
+import importlib
 import importlib.util
-import inspect
 import logging
 import os
+import platform
 import re
+import shlex
+import shutil
 import subprocess
 import sys
+import sysconfig
+import tempfile
 import threading
-from collections import namedtuple
 
 import torch
 from torch import nn
 
+
+'''
+
+_TAIL = '''
+
+if __name__ == "__main__":
+    if len(sys.argv) != 3 or sys.argv[1] != "--unpack":
+        sys.exit("usage: python %s --unpack DIR" % sys.argv[0])
+    _unpack(sys.argv[2])
 '''
 
 
@@ -120,15 +146,19 @@ def _quoted(text):
     return "r%s%s%s" % (quotes, text, quotes)
 
 
+def _version(header):
+    return ".".join(re.findall(r"#define ONEPASS_VERSION_(?:MAJOR|MINOR|PATCH) (\d+)", header))
+
+
 def export(name):
     """The text of the file for one of OPERATORS. The same sources give the same text."""
     operator = OPERATORS[name]
-    files = gather.with_includes([name + ".cpp", "kernels.cu"], operator.files(), operator.kernels)
-    paths = {gather.flat_name(path): path for path in gather.listed()}
-    parts = [_HEAD % {"name": name, "summary": operator.summary, "version": gather.version()},
-             "\n" + gather.template(name + ".py"),
-             "\n\n" + gather.template("build.py"),
-             "\n\n# ---- sources %s" % ("-" * 105) + "\n\n_OPERATOR = %r\n_FILES = {}\n" % name]
-    for flat, text in files.items():
-        parts.append("\n# %s\n_FILES[%r] = %s\n" % (paths.get(flat, "onepass.export"), flat, _quoted(text)))
-    return "".join(parts)
+    files = _c_sources(operator.folders)
+    files.update(_python_sources(operator.module))
+    parts = [_HEAD % {"name": name, "summary": operator.summary, "version": _version(files["include/onepass.h"])},
+             _read(_HERE, "models", name + ".py"), "\n\n", _read(_HERE, "build.py"),
+             "\n\n# ---- sources %s\n\n" % ("-" * 105), "_OPERATOR, _FOLDERS, _MODULE = %r, %r, %r\n" % (
+                 name, "_".join(operator.folders), operator.module), "_FILES = {}\n"]
+    for path, text in files.items():
+        parts.append("\n_FILES[%r] = %s\n" % (path, _quoted(text)))
+    return "".join(parts) + _TAIL

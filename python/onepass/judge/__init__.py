@@ -11,8 +11,9 @@ says what is checked and why; `judge` is the same from Python. Nothing here need
     inputs.py      harder inputs derived from the problem's own
     compare.py     how far a result may be from the exact one
     session.py     the two processes as one: put, call, fetch, compare
-    checks.py      what is computed; variety.py on other sizes and types; isolation.py what is done besides
-    timing.py      time, memory, and the floor below which no honest program gets
+    checks.py      what is computed; uses.py in other uses, variety.py on other sizes and types, chance.py by models
+                   that are random; isolation.py what is done besides
+    windows.py     the clock; timing.py time, memory, and the floor below which no honest program gets
     verdict.py     the order of all this
     report.py      the table and the JSON; page.py and plots.py the HTML page
 """

@@ -20,10 +20,16 @@ import torch
 FACTOR = 16.0
 FLOOR = 1.0
 POOL = 32
+RARE, MILD = 1000, 4.0  # one element in RARE may be wrong by MILD tolerances, if the whole is as exact as it should be
 OUTLIERS = 20
 CHUNK = 1 << 22
+STEPS = 16  # of a histogram of errors: none, up to half an ulp, up to 1, 2, 4, ...
 LOW, HIGH = -1100, 1100  # exponents of double precision, with room
 BINS = HIGH - LOW + 1
+
+
+def holds_fractions(tensor):
+    return tensor.is_floating_point() or tensor.is_complex()
 
 
 def real(tensor):
@@ -49,7 +55,7 @@ class Envelope:
     """E(x) of one result. The reference's errors are added as they come in; `table` then has the tolerances."""
 
     def __init__(self, dtype, device="cpu"):
-        info = torch.finfo(dtype)
+        info = torch.finfo({torch.complex64: torch.float32, torch.complex128: torch.float64}.get(dtype, dtype))
         # Half precision reaches down to its normal numbers in everyday use; elsewhere flushing to zero is no fault.
         self.smallest = info.tiny * info.eps if dtype is torch.float16 else info.tiny
         self.eps, self.device = info.eps, device
@@ -113,10 +119,11 @@ class Envelope:
 class Difference:
     """What a comparison found. `worst`: the largest error as a multiple of the tolerance."""
 
-    def __init__(self, elements):
-        self.elements, self.wrong, self.worst, self.at = elements, 0, 0.0, None
+    def __init__(self, elements, eps):
+        self.elements, self.eps, self.wrong, self.worst, self.at = elements, eps, 0, 0.0, None
         self.value = self.exact = self.reference = self.allowed = None
         self.error_ulps = self.reference_ulps = 0.0
+        self.histogram = [torch.zeros(STEPS, dtype=torch.int64) for _ in range(2)]  # of both sides' errors
         self._squares = [0.0, 0.0, 0.0]
 
     @property
@@ -132,6 +139,17 @@ class Difference:
     def reference_error(self):
         return _ratio(self._squares[1], self._squares[2])
 
+    @property
+    def near(self):
+        """Whether the whole, in the Euclidean norm, is within its type's rounding or within the reference's own."""
+        error, own, size = (square ** 0.5 for square in self._squares)
+        return error <= FACTOR * max(own, self.eps * size)
+
+    @property
+    def mild(self):
+        """Whether what is wrong is so rarely and by so little that only the reference's luck tells it from right."""
+        return self.near and self.wrong * RARE <= self.elements and self.worst <= MILD
+
     def words(self):
         if self.ok:
             return "error %.1e, the reference's %.1e" % (self.error, self.reference_error)
@@ -145,9 +163,10 @@ def _ratio(above, below):
     return (above / below) ** 0.5 if below else float("inf")
 
 
-def compare(candidate, reference, exact, envelope, slack=0.0):
-    """A Difference. slack: more tolerance, in multiples of E; for an `exact` that is itself a run of the reference."""
-    result = Difference(exact.numel())
+def compare(candidate, reference, exact, envelope, slack=0.0, histogram=False):
+    """A Difference. slack: more tolerance, in multiples of E; for an `exact` that is itself a run of the reference.
+    histogram: count errors by their size, too."""
+    result = Difference(exact.numel(), envelope.eps)
     more = 1 + slack / FACTOR
     table, outlier = (envelope.table() * more).to(envelope.device), envelope.outlier * more
     spared = 0
@@ -179,11 +198,20 @@ def compare(candidate, reference, exact, envelope, slack=0.0):
         plain = ~odd
         if bool(plain.any()):
             ulp = envelope.ulp(bins)[plain]
+            for counts, part in zip(result.histogram, (error, own) if histogram else ()):
+                counts += steps_of(part[plain] / ulp)
             result.error_ulps = max(result.error_ulps, _largest(error[plain] / ulp))
             result.reference_ulps = max(result.reference_ulps, _largest(own[plain] / ulp))
             for index, part in enumerate((error, own, x)):
                 result._squares[index] += float(part[plain].square().sum())
     return result
+
+
+def steps_of(ulps):
+    """How many are 0, up to 1/2, 1, 2, 4, ..."""
+    steps = torch.where(ulps == 0, torch.zeros_like(ulps), (ulps.log2().ceil() + 2).clamp(1, STEPS - 1))
+    return torch.bincount(torch.where(torch.isnan(steps), torch.full_like(steps, STEPS - 1), steps).long(),
+                          minlength=STEPS).cpu()
 
 
 def _largest(values):

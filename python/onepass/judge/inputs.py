@@ -61,7 +61,7 @@ def has_shape_of_a_matrix(tensor):
 def batch_of(values):
     """The size that the leading dimensions of the inputs share; None if there is none to change."""
     sizes = [tensor.shape[0] for tensor in leaves(values) if tensor.dim() >= 1]
-    return sizes[0] if sizes else None
+    return sizes[0] if sizes and sizes[0] else None
 
 
 def batched(tensor, batch):
@@ -180,6 +180,8 @@ def with_rows(draws, count, generator):
     if batch is None or batch < 2:
         return None
     order = torch.randperm(batch * len(draws), generator=generator)[:count]
+    if count > len(order):  # more than there are: some twice
+        order = torch.randint(batch * len(draws), (count,), generator=generator)
 
     def change(*tensors):
         return torch.cat(tensors)[order] if batched(tensors[0], batch) else tensors[0]

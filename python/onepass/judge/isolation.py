@@ -136,11 +136,19 @@ class Isolation:
 
     def background(self):
         """Share of a core that the candidate's process wants while it has nothing to do; None: it cannot be seen."""
+        pid = self.session.candidate.worker.pid
         time.sleep(SETTLE)
-        begin = cpu_seconds(self.session.candidate.worker.pid), time.monotonic()
-        time.sleep(WATCH)
-        end = cpu_seconds(self.session.candidate.worker.pid), time.monotonic()
-        return None if begin[0] is None or end[0] is None else (end[0] - begin[0]) / (end[1] - begin[1])
+        for seconds in (WATCH, 4 * WATCH, 16 * WATCH):
+            begin = cpu_seconds(pid), time.monotonic()
+            time.sleep(seconds)
+            end = cpu_seconds(pid), time.monotonic()
+            if begin[0] is None or end[0] is None:
+                return None
+            share = (end[0] - begin[0]) / (end[1] - begin[1])
+            # A wait for a core is counted when it is over: on a busy machine a short look may not see it.
+            if share > 0.5 or share < 0.05 and not runnable(pid):
+                break
+        return share
 
     # ---- old answers -------------------------------------------------------------------------------------------------
 
@@ -190,9 +198,22 @@ def cpu_seconds(pid):
     return total / 1e9
 
 
-def tampering(session, report):
-    """tampering: asked of the candidate's process after its import and again at the end."""
-    answer = session.candidate.ask("guard", pattern={"replaced": [str], "settings": [str]})
+def runnable(pid):
+    """Whether a thread of a process has a core or waits for one."""
+    try:
+        for thread in os.listdir("/proc/%d/task" % pid):
+            with open("/proc/%d/task/%s/stat" % (pid, thread)) as file:
+                if file.read().rsplit(")", 1)[1].split()[0] == "R":
+                    return True
+    except (OSError, IndexError):
+        pass
+    return False
+
+
+def tampering(session, report, kernels=False):
+    """tampering: asked of the candidate's process after its import and again at the end, and of the system. kernels:
+    look at where every operator of PyTorch comes from, too."""
+    answer = session.candidate.ask("guard", pattern={"replaced": [str], "settings": [str]}, kernels_too=kernels)
     check = report["tampering"]
     if answer["replaced"]:
         check.fail("it replaced %s" % ", ".join(answer["replaced"][:5]))
@@ -200,6 +221,13 @@ def tampering(session, report):
         text = "it changed settings of the whole program: %s" % "; ".join(answer["settings"])
         if text not in check.text:
             check.note(text)
+    now = session.circumstances()
+    for name, before in session.at_first.items():
+        changed = ["%s %s, was %s" % (what, now[name][what], value) for what, value in before.items()
+                   if name in now and now[name][what] != value]
+        text = "the %s's process has %s" % (name, "; ".join(changed))
+        if changed and name == "reference":
+            check.fail(text)
+        elif changed and text not in check.text:
+            check.note(text)
     check.passed("nothing was replaced")
-
-

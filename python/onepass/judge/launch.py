@@ -7,6 +7,7 @@ ends, the nursery sees its channel close and ends too, and with it the workers.
 """
 
 import array
+import contextlib
 import os
 import random
 import signal
@@ -45,7 +46,10 @@ class Forged(Trouble):
 
 
 class Raised(Exception):
-    """The code in the worker raised; the worker itself is well and can be asked again."""
+    """The code in the worker raised; the worker itself is well and can be asked again. trusted: it was the
+    reference's."""
+
+    trusted = False
 
     def __init__(self, kind, text, trace):
         super().__init__("%s: %s" % (kind, text))
@@ -112,6 +116,15 @@ class Nursery:
                 return "it was killed by signal %s" % number
         return "it ended with exit status %s" % number
 
+    def orphans(self):
+        """Ends what workers that are gone have left behind; the name of such a process, or None."""
+        try:
+            self._control.sendall(b"orphans\n")
+            name = self._line()[1]
+        except (OSError, Died, IndexError):
+            return None
+        return None if name == "-" else name
+
     def close(self):
         self._control.close()
         self._process.kill()
@@ -138,15 +151,17 @@ class Worker:
         """The worker's answer. limit: bytes of tensors that it may hold."""
         return self.ask_timed(request, limit, timeout, **arguments)[0]
 
-    def ask_timed(self, request, limit=1 << 20, timeout=None, **arguments):
-        """(answer, seconds from before the request to the last byte of the answer), by the clock of this process."""
+    def ask_timed(self, request, limit=1 << 20, timeout=None, descriptors=(), **arguments):
+        """(answer, seconds from before the request to the last byte of the answer), by the clock of this process.
+        descriptors: of open files that go with the request."""
         if self._end:
             raise Died(self._end)
         deadline = time.monotonic() + (timeout or self.timeout)
         number = self._random.getrandbits(64)
         try:
             begin = time.perf_counter()
-            wire.send(self._channel, number, {"request": request, "arguments": arguments}, deadline)
+            wire.send(self._channel, number, {"request": request, "arguments": arguments}, deadline,
+                      descriptors)
             got, answer = wire.receive(self._channel, limit, deadline)
             seconds = time.perf_counter() - begin
         except wire.Late:
@@ -181,10 +196,9 @@ class Worker:
         """Ends the process and all it started."""
         if self._end is None:
             self._end = "its process was ended by the judge"
-            try:
-                os.killpg(self.pid, signal.SIGKILL)
-            except (ProcessLookupError, PermissionError):
-                os.kill(self.pid, signal.SIGKILL)
+            for kill in (os.killpg, os.kill):
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    kill(self.pid, signal.SIGKILL)
             self._nursery.end_of(self.pid)
         self._channel.close()
 

@@ -3,7 +3,7 @@
 import html
 
 from onepass.judge import plots
-from onepass.judge.report import CHECKS, WORDS, by_events, number, one_line
+from onepass.judge.report import CHECKS, WORDS, by_events, noise, number, one_line, pace
 
 STYLE = """
 :root { --paper: #ffffff; --panel: #f5f6f8; --ink: #1b1f24; --soft: #5b6570; --line: #d9dee4; --grid: #e6e9ee;
@@ -99,8 +99,10 @@ def verdict(report):
     else:
         reason = "Same results as the reference, within the reference's own rounding errors, wherever it was looked at."
     more = ""
+    if report.left_out:
+        more = tag("p", "Not compared: " + e("; ".join(report.left_out)))
     if len(report.failed) > 1:
-        more = tag("p", "Also failed: " + e(", ".join(check.name for check in report.failed[1:])), class_="soft")
+        more += tag("p", "Also failed: " + e(", ".join(check.name for check in report.failed[1:])), class_="soft")
     return tag("section", tag("div", "onepass judge", class_="kicker") + tag("h1", title) + tag("p", e(reason)) + more,
                class_="verdict " + kind)
 
@@ -108,10 +110,11 @@ def verdict(report):
 def tiles(report):
     parts = []
     for kind, times in report.times.items():
-        if times.get("speedup"):
+        if times.get("speedup") and not report.failed:  # what is wrong is not fast
             ratio = times["speedup"]
             big = "%.2f×" % ratio if ratio < 10 else "%.1f×" % ratio
-            parts.append((big, "the reference's speed, %s" % kind))
+            parts.append((big, "the reference's speed, %s%s" % (kind, ", with noise: %.2f to %.2f" % (
+                times["speedup_low"], times["speedup_high"]) if times["noisy"] else "")))
     passed = sum(check.status in ("pass", "note") for check in report.checks.values())
     parts.append(("%d of %d" % (passed, passed + len(report.failed)), "checks passed"))
     rows = [row for row in report.main_errors() if row["key"].startswith("out.") and row["inputs"] == "fresh"]
@@ -126,14 +129,12 @@ def facts(report):
     about = report.about
     rows = [("candidate", about.get("candidate")), ("reference", about.get("reference")),
             ("machine", about.get("machine")), ("device", about.get("device")), ("type", about.get("dtype")),
+            ("threads", about.get("sides")),
             ("float32", about.get("fp32_products") and "products of onepass are " + about["fp32_products"]),
             ("size", about.get("size")), ("seed", about.get("seed")),
             ("versions", "PyTorch %s, Python %s" % (about.get("torch"), about.get("python"))),
             ("date", "%s, %.0f seconds" % (about.get("date"), about.get("seconds", 0)))]
-    noisy = [kind for kind, times in report.times.items() if times.get("noisy")]
-    if noisy:
-        rows.append(("note", "the machine was busy: the times of %s vary by half of their value and more"
-                     % " and ".join(noisy)))
+    rows += [("note", words) for words in noise(report.times)]
     if about.get("rewriting"):
         rows.append(("rewriting", about["rewriting"]))
     return tag("h2", "What was compared") + table("facts", None, [
@@ -145,6 +146,8 @@ def time_plot(report):
         return ""
     groups, ratios = [], []
     for kind, times in report.times.items():
+        if not times.get("speedup"):
+            continue
         bars = [(who, times[key]["ms"], (times[key]["ms_q20"], times[key]["ms_q80"]))
                 for who, key in (("candidate", "candidate"), ("reference", "reference"), ("torch.compile", "compiled"))
                 if times.get(key)]
@@ -160,11 +163,36 @@ def time_plot(report):
              LEGEND % ('<span><i style="background:var(--torch)"></i>reference under torch.compile</span>'
                        if any(times.get("compiled") for times in report.times.values()) else ""),
              tag("div", plots.bars(groups, " ms", "Time of a call", floor), class_="scroll"),
-             event_table(report),
+             event_table(report), rate_plot(report),
              tag("h2", "Speed-up"),
              tag("p", "How many times as fast as the reference.", class_="soft"),
              tag("div", plots.bars(ratios, "×", "Speed-up", "as fast as the reference"), class_="scroll")]
     return "".join(parts)
+
+
+def rate_plot(report):
+    """Bytes a second that were moved, as a share of what this machine can."""
+    groups, rows = [], []
+    for kind, times in report.times.items():
+        if not times.get("bytes"):
+            continue
+        bars, cells = [], [(e(kind), "")]
+        for who in ("candidate", "reference"):
+            seconds = times[who]["ms"] / 1e3 if times[who].get("measurable", True) else 0.0
+            cells.append(("%.3g" % (times["bytes"] / seconds / 1e9) if seconds else "-", "number"))
+            if seconds:
+                bars.append((who, 100 * times["floor_ms"] / times[who]["ms"], None))
+        cells += [("%.3g" % (times["bytes_a_second"] / 1e9), "number"), ("%.3g" % (times["bytes"] / 1e6), "number")]
+        groups.append((kind, bars, 100.0))
+        rows.append(("", cells))
+    if not rows:
+        return ""
+    head = [("GB a second", 0), ("candidate", 1), ("reference", 1), ("this machine", 1), ("MB a call", 1)]
+    words = ("How near each comes to the least time in which this machine can move the data of a call, or do its "
+             "multiplications.")
+    drawn = plots.bars(groups, "%", "Share of the roofline", "all that this machine can do")
+    return (tag("h2", "Share of the roofline") + tag("p", words, class_="soft") + LEGEND % ""
+            + tag("div", drawn, class_="scroll") + table("", head, rows, "Rates"))
 
 
 def event_table(report):
@@ -219,6 +247,40 @@ def error_plot(report):
         tag("details", tag("summary", "all %d comparisons" % len(cells)) + table("", head, cells, "All comparisons"))])
 
 
+def histogram(report):
+    """Errors of the outputs on fresh inputs, counted by their size in ulp."""
+    rows = [row for row in report.errors if row.get("histogram") and row["inputs"] == "fresh"]
+    parts = []
+    for row in rows[:4]:
+        counts = row["histogram"]
+        last = max(place for place, pair in enumerate(zip(counts["candidate"], counts["reference"])) if any(pair))
+        total = max(1, sum(counts["candidate"]))
+        groups = []
+        for place in range(last + 1):
+            label = "none" if place == 0 else "up to %g ulp" % 2.0 ** (place - 2)
+            groups.append((label, [(who, 100.0 * counts[who][place] / total, None)
+                                   for who in ("candidate", "reference")], None))
+        parts.append(tag("p", e("%s: share of its elements, by their error" % row["result"]), class_="soft")
+                     + tag("div", plots.bars(groups, "%", "Errors of %s in ulp" % row["result"]), class_="scroll"))
+    return tag("h2", "Errors in ulp") + LEGEND % "" + "".join(parts) if parts else ""
+
+
+def inputs_table(report):
+    """Every kind of inputs that was tried, with the worst of its comparisons."""
+    kinds = {}
+    for row in report.errors:
+        kinds.setdefault(row["inputs"], []).append(row)
+    rows = []
+    for label, many in kinds.items():
+        worst = max(many, key=lambda row: row["used"])
+        rows.append(("fail" if any(row["wrong"] for row in many) else "", [
+            (e(label), ""), (str(len(many)), "number"), (e(worst["result"]), ""),
+            ("%.0f%%" % (100 * worst["used"]) if worst["used"] < 100 else "exceeded", "number"),
+            (str(sum(row["wrong"] for row in many)), "number")]))
+    head = [("inputs", 0), ("results", 1), ("the worst", 0), ("tolerance used", 1), ("wrong elements", 1)]
+    return tag("h2", "Inputs") + table("", head, rows, "Inputs") if rows else ""
+
+
 def checks(report):
     order = {"fail": 0, "note": 1, "pass": 1, "skip": 2}
     rows = []
@@ -258,10 +320,34 @@ def write_page(report, path):
     title = "%s: %s" % (report.about.get("candidate", ""), report.verdict.split(":")[0])
     body = [verdict(report), tiles(report) if not report.unusable else "", facts(report)]
     if not report.unusable:
-        body += [time_plot(report), error_plot(report), memory_plot(report), checks(report), fakes(report)]
+        body += [time_plot(report), error_plot(report), histogram(report), inputs_table(report), memory_plot(report),
+                 checks(report), fakes(report)]
+    write(title, body + [again(report)], path)
+
+
+def write_suite(found, path):
+    """found: [(reference, candidate, Report)]. One page with all verdicts."""
+    from onepass.judge import suite
+    rows = []
+    for reference, candidate, report in found:
+        kind = {0: "pass", 1: "fail", 3: "skip"}[report.exit_code]
+        speeds = "" if report.exit_code else "<br>".join(e("%s: %s" % (name, pace(times)))
+                                                         for name, times in report.times.items())
+        rows.append((kind, [(e(candidate or reference), ""),
+                            (tag("span", e(report.verdict.split(":")[0]), class_="status"), ""),
+                            (e(one_line(report.verdict))
+                             + tag("div", "reference: " + e(reference), class_="finding"), ""), (speeds, "")]))
+    kind = {0: "accepted", 1: "rejected", 3: "unusable"}[suite.exit_code(found)]
+    top = tag("section", tag("div", "onepass judge", class_="kicker") + tag("h1", kind.capitalize())
+              + tag("p", e(suite.verdict(found))), class_="verdict " + kind)
+    head = [("candidate", 0), ("", 0), ("verdict", 0), ("speed", 0)]
+    write("a suite: %s" % kind, [top, table("checks", head, rows, "Verdicts")], path)
+
+
+def write(title, body, path):
     page = ('<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>%s</title>'
             '<meta name="viewport" content="width=device-width, initial-scale=1"><meta name="color-scheme" '
             'content="light dark"><style>%s</style></head><body><main>%s</main></body></html>\n'
-            % (e(title), STYLE, "\n".join(body + [again(report)])))
-    with open(path, "w", encoding="utf-8") as file:
+            % (e(title), STYLE, "\n".join(body)))
+    with open(path, "w", encoding="utf-8", errors="backslashreplace") as file:
         file.write(page)

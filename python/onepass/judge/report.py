@@ -7,7 +7,7 @@ import json
 import math
 import os
 
-SCHEMA = 1
+SCHEMA = 2
 
 # Every check, in the order in which a verdict looks for one that failed: name, and what it is about.
 CHECKS = {
@@ -24,14 +24,17 @@ CHECKS = {
     "eval": "The same in evaluation mode.",
     "rows": "One row that dominates, rows of very different strength, rows in another order: every row is read.",
     "cancellation": "Inputs whose differences cancel: no digit of the type is given away.",
-    "special": "Exact zeros and saturated rows: infinities are where the reference has them.",
+    "special": "Exact zeros, saturated rows, labels to ignore: infinities are where the reference has them.",
+    "range": "Inputs and weights many times as large: nothing overflows that the reference's formula keeps finite.",
     "power": "Zeros, a constant, the input itself, an old answer, half of the input, fewer digits: the tests above "
              "notice each.",
     "buffers": "Buffers after a call, such as running statistics.",
-    "gradients": "Gradients of all inputs and parameters for a random upstream gradient.",
+    "gradients": "Gradients of all inputs and parameters for random upstream gradients, and of some of them; twice; "
+                 "with another call in between; for upstream gradients that are not contiguous.",
     "double_backward": "Gradients of gradients, where the reference has them. Refusing is allowed, a wrong one is not.",
-    "steps": "Parameters and buffers after five steps of SGD.",
-    "shapes": "Batches of other sizes, one row, sizes that are no multiple of 8, no rows, and the file's hidden cases.",
+    "steps": "Parameters and buffers after five steps of SGD; evaluation after them, and after load_state_dict.",
+    "shapes": "Batches of other sizes, thousands of rows, one row, sizes that are no multiple of 8, no rows, and the "
+              "file's hidden cases.",
     "strides": "Inputs that are transposed, sliced, misaligned, expanded.",
     "dtypes": "Other floating types. Refusing one is allowed, a wrong result is not.",
     "aliasing": "An output shares no memory with inputs, weights or earlier outputs, unless the reference's does.",
@@ -81,6 +84,7 @@ class Report:
         self.errors = []      # of results against double precision: dictionaries
         self.times = {}       # by kind of call
         self.memory = {}
+        self.left_out = []    # what was not compared, in words
         self.unusable = None  # why nothing can be said
 
     def __getitem__(self, name):
@@ -98,7 +102,7 @@ class Report:
     def verdict(self):
         """One line."""
         if self.unusable:
-            return "unusable: %s" % self.unusable
+            return "unusable: %s" % one_line(self.unusable)
         if self.failed:
             more = len(self.failed) - 1
             return "rejected: %s: %s%s" % (self.failed[0].name, one_line(self.failed[0].text),
@@ -110,18 +114,16 @@ class Report:
         words = ["%d checks passed" % count]
         if self.about.get("forward_only"):
             words.append("forward only")
-        for kind, times in self.times.items():
-            ratio = times.get("speedup")
-            if ratio:
-                best = " (busy machine; the best windows: %s)" % speed(times["speedup_best"]) if times["noisy"] else ""
-                words.append("%s %s%s" % (kind, speed(ratio), best))
+        if self.left_out:
+            words.append("not compared: %s" % " and ".join(self.left_out))
+        words += ["%s %s" % (kind, pace(times)) for kind, times in self.times.items()]
         return words
 
     def as_dict(self):
         return {
             "schema": SCHEMA, "tool": "onepass.judge", "verdict": self.verdict, "exit_code": self.exit_code,
             "accepted": self.exit_code == 0, "rejected_by": [check.name for check in self.failed],
-            "unusable": self.unusable, "about": self.about,
+            "unusable": self.unusable, "left_out": self.left_out, "about": self.about,
             "checks": [{"name": check.name, "status": check.status, "text": check.text, "about": CHECKS[check.name],
                         "details": check.details} for check in self.checks.values()],
             "errors": self.errors, "times": self.times, "memory": self.memory,
@@ -129,7 +131,7 @@ class Report:
 
     def write_json(self, path):
         with open(path, "w", encoding="utf-8") as file:
-            json.dump(finite(self.as_dict()), file, indent=1, allow_nan=False)
+            json.dump(finite(self.as_dict()), file, indent=1, allow_nan=False, default=str)
             file.write("\n")
 
     def text(self):
@@ -138,6 +140,10 @@ class Report:
         if self.about.get("candidate"):
             lines += ["candidate  %s" % self.about["candidate"], "reference  %s" % self.about["reference"],
                       "on         %s" % self.about.get("machine", "")]
+            if self.about.get("sides"):
+                lines.append("with       %s" % self.about["sides"])
+            if self.left_out:
+                lines.append("not compared: %s" % "; ".join(self.left_out))
             if self.about.get("fp32_products"):
                 lines.append("float32    products of onepass are %s" % self.about["fp32_products"])
             lines.append("")
@@ -174,28 +180,47 @@ class Report:
                     ("%s, %s" % (row["result"], row["inputs"].replace(", backward", "")),) + errors + (
                         "%.0f%% used" % (100 * row["used"]) if row["used"] < 100 else "exceeded",)))
         if self.times:
-            lines += ["", "%-24s %12s %12s %9s %9s" % ("time of a call, ms", "candidate", "reference", "speed-up",
-                                                      "of floor")]
+            lines += ["", "%-24s %12s %12s %9s %9s %9s" % ("time of a call, ms", "candidate", "reference", "speed-up",
+                                                           "of floor", "GB/s")]
             for kind, times in self.times.items():
                 floor = times.get("floor_share")
-                lines.append("%-24s %12s %12s %9s %9s" % (
-                    kind, number(times["candidate"]["ms"]), number(times["reference"]["ms"]),
-                    "%.2fx" % times["speedup"], "-" if floor is None else "%.0f%%" % (100 * floor)))
+                lines.append("%-24s %12s %12s %9s %9s %9s" % (
+                    kind, milliseconds(times["candidate"]), milliseconds(times["reference"]),
+                    "%.2fx" % times["speedup"] if times.get("speedup") else "-",
+                    "-" if floor is None else "%.0f%%" % (100 * floor),
+                    "-" if floor is None else "%.3g" % (times["bytes"] / times["candidate"]["ms"] / 1e6)))
                 events = by_events(times)
                 if events:
                     lines.append("%-24s %12s %12s %9s" % ("  by CUDA events", *events))
                 if times.get("compiled"):
                     lines.append("%-24s %12s %12s" % ("  torch.compile", "", number(times["compiled"]["ms"])))
-            noisy = [kind for kind, times in self.times.items() if times.get("noisy")]
-            if noisy:
-                lines.append("the times of %s vary by half of their value and more: the machine is busy" %
-                             " and ".join(noisy))
+            lines += noise(self.times)
         if self.memory:
             lines += ["", "%-24s %12s %12s" % ("memory of a call, MiB", "candidate", "reference")]
             for kind, sizes in self.memory.items():
                 lines.append("%-24s %12s %12s" % (kind, mebibytes(sizes.get("candidate")),
                                                   mebibytes(sizes.get("reference"))))
         return lines
+
+
+def pace(times):
+    """A kind's speed-up in words, with what is uncertain about it."""
+    if not times.get("speedup"):
+        return "not measurable on this machine now"
+    if not times["noisy"]:
+        return speed(times["speedup"])
+    return "%s (noise: %.2f to %.2f)" % (speed(times["speedup"]), times["speedup_low"], times["speedup_high"])
+
+
+def noise(times):
+    """A sentence for each kind whose times are not sure."""
+    return ["%s: the machine is busy, and the speed-up is %s" % (
+        kind, "not measurable" if not found.get("speedup") else "between %.2f and %.2f" % (
+            found["speedup_low"], found["speedup_high"])) for kind, found in times.items() if found.get("noisy")]
+
+
+def milliseconds(side):
+    return number(side["ms"]) if side.get("measurable", True) else "-"
 
 
 def speed(ratio):
@@ -223,8 +248,14 @@ def mebibytes(value):
 
 
 def one_line(text):
-    text = " ".join(str(text).split())
+    text = " ".join(printable(str(text), "utf-8").split())
     return text if len(text) <= 400 else text[:397] + "..."
+
+
+def printable(text, encoding):
+    """The text in characters that a stream can take: half a character from somebody's exception is none."""
+    encoding = encoding or "utf-8"
+    return text.encode(encoding, "backslashreplace").decode(encoding)
 
 
 def finite(value):

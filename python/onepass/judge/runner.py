@@ -7,8 +7,11 @@ the judge can choose what to look at after they exist.
 
 import contextlib
 import ctypes
+import dataclasses
 import gc
 import importlib.util
+import math
+import mmap
 import os
 import random
 import sys
@@ -17,8 +20,7 @@ import time
 import torch
 
 from onepass import fp32
-from onepass.judge import wire
-from onepass.judge.guard import Guard
+from onepass.judge import guard, wire
 
 M_PERTURB, M_MMAP_THRESHOLD = -6, -3  # of glibc's mallopt: fill what malloc hands out; what gets pages of its own
 PLAIN = (torch.Tensor, torch.nn.Parameter)
@@ -29,17 +31,33 @@ _cuda_synchronize, _current_stream, _Event = torch.cuda.synchronize, torch.cuda.
 _memory_allocated, _reset_peak = torch.cuda.memory_allocated, torch.cuda.reset_peak_memory_stats
 _peak, _empty_cache = torch.cuda.max_memory_allocated, torch.cuda.empty_cache
 _sleep = getattr(torch.cuda, "_sleep", None)
+_get_rng_state, _python_state = torch.get_rng_state, random.getstate
+_mmap, _frombuffer, _stack = mmap.mmap, torch.frombuffer, torch.stack
+BLOCK = 1 << 16  # elements of a result whose bits are added up
+# Pages that are there when they are first touched; a number, as Python has a name for it since 3.10.
+POPULATE = {"flags": mmap.MAP_SHARED | 0x8000} if sys.platform == "linux" else {}
+INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def leaves(value):
-    """The tensors in nested lists, tuples and dictionaries, in order."""
+    """The tensors in nested lists, tuples, dictionaries and dataclasses, in order."""
     if isinstance(value, torch.Tensor):
         return [value]
     if isinstance(value, dict):
         value = list(value.values())
+    elif is_dataclass(value):
+        value = list(fields_of(value).values())
     if isinstance(value, (list, tuple)):
         return [leaf for item in value for leaf in leaves(item)]
     return []
+
+
+def is_dataclass(value):
+    return dataclasses.is_dataclass(value) and not isinstance(value, type)
+
+
+def fields_of(value):
+    return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
 
 
 def rebuild(value, tensors):
@@ -49,19 +67,45 @@ def rebuild(value, tensors):
     if isinstance(value, dict):
         return {key: rebuild(item, tensors) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return type(value)([rebuild(item, tensors) for item in value])
+        items = [rebuild(item, tensors) for item in value]
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
     return value
 
 
-def structure(value):
-    """The nesting in words, without sizes."""
+def with_numbers(value):
+    """Outputs whose fractions are tensors: a number may be rounded as the elements of a tensor may."""
+    if isinstance(value, float):
+        return torch.tensor(value, dtype=torch.float64)
+    if isinstance(value, dict):
+        return {key: with_numbers(item) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)([with_numbers(item) for item in value])
+    return value
+
+
+def structure(value, strange):
+    """The nesting in words, without sizes. Types of which it is not known what they hold are put into the list."""
     if isinstance(value, torch.Tensor):
         return "tensor"
     if isinstance(value, dict):
-        return "{%s}" % ", ".join("%r: %s" % (key, structure(item)) for key, item in value.items())
+        return "{%s}" % ", ".join("%r: %s" % (key, structure(item, strange)) for key, item in value.items())
+    name = type(value).__name__
     if isinstance(value, (list, tuple)):
-        return "%s(%s)" % (type(value).__name__, ", ".join(structure(item) for item in value))
-    return "%s %r" % (type(value).__name__, value)
+        return "%s(%s)" % (name, ", ".join(structure(item, strange) for item in value))
+    if is_dataclass(value):
+        return "%s(%s)" % (name, ", ".join("%s=%s" % (field, structure(item, strange))
+                                           for field, item in fields_of(value).items()))
+    if value is None or isinstance(value, (bool, int, complex, str, bytes, torch.dtype, torch.device)):
+        return "%s %r" % (name, value)
+    strange.append(name)
+    return "an object of type %s" % name
+
+
+def random_state():
+    """Of the generators that a program shares; None for one that is not there yet."""
+    numpy = sys.modules.get("numpy")
+    return (_get_rng_state().tolist(), _python_state(),
+            str(numpy.random.get_state()) if numpy is not None and hasattr(numpy, "random") else None)
 
 
 def storage_of(tensor):
@@ -93,6 +137,13 @@ def laid_out(tensor, layout):
     return tensor
 
 
+def upstream(tensor, layout):
+    """An upstream gradient as other code than the judge's sends it."""
+    if layout == "summed":
+        return tensor.new_ones(()).expand(tensor.shape)
+    return laid_out(tensor, layout)
+
+
 def blend(many, weights):
     """A weighted mean of sets of inputs; weights: a list for each tensor. What holds no fractions comes from one set.
 
@@ -110,14 +161,42 @@ def blend(many, weights):
     return rebuild(many[0], iter(tensors))
 
 
+def digest(result):
+    """Sums of the bits of a result, one for every BLOCK of its elements."""
+    flat = result.detach().reshape(-1)
+    if flat.is_complex():
+        flat = torch.view_as_real(flat)
+    bits = flat.view(INTEGERS[flat.element_size()])
+    whole = len(bits) // BLOCK * BLOCK
+    sums = [bits[:whole].reshape(-1, BLOCK * bits[:1].numel()).sum(1)] if whole else []
+    if whole < len(bits):
+        sums.append(bits[whole:].sum().reshape(1))
+    return sums[0] if len(sums) == 1 else torch.cat(sums) if sums else bits.new_zeros(0, dtype=torch.int64)
+
+
+_digest = digest
+
+
+def hidden_guard():
+    """The guard's module once more, under no name by which a candidate could come by it."""
+    spec = importlib.util.spec_from_file_location("guard", guard.__file__)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    module.KERNELS = guard.KERNELS
+    return module
+
+
 class Runner:
     def __init__(self):
         self.slots, self.starts, self.inputs, self.results, self.held = {}, {}, {}, {}, []
         self.device, self.dtype, self.make, self.module = torch.device("cpu"), torch.float32, None, None
-        self.sets, self.upstream, self.null_results = [], [], []
+        self.upstream, self.null_results = [], []
+        self.descriptors = []  # of files that came with the request
         self.threads = torch.get_num_threads()
-        self.guard = Guard([("the judge's Runner", Runner), ("the judge's wire", wire),
-                            ("the judge's runner", sys.modules[__name__])])
+        self.guard = hidden_guard().Guard([
+            ("the judge's Runner", Runner), ("the judge's wire", wire), ("the judge's runner", sys.modules[__name__]),
+            ("the judge's guard", guard), ("the judge's Guard", guard.Guard)])
+        self.moved_random = False  # whether the last call changed the state of random numbers
 
     # ---- files and models --------------------------------------------------------------------------------------------
 
@@ -215,6 +294,12 @@ class Runner:
         model = model.to(self.device).to(dtype or self.dtype)
         self.slots[slot] = torch.compile(model) if compiled else model
         self.starts.pop(slot, None)
+        return self.description(model)
+
+    def do_describe(self, slot):
+        return self.description(self.slots[slot])
+
+    def description(self, model):
         return {
             "training": model.training,
             "parameters": [[name, list(value.shape), str(value.dtype), value.requires_grad]
@@ -266,40 +351,71 @@ class Runner:
             "shares": [name for name, other in known if tensor.numel() and other == address],
         }
 
-    def run(self, model, values, train, grad, seed):
-        """Outputs, and if asked for gradients: (outputs, {name: gradient}, {name: gradient of the gradients})."""
+    def run(self, model, values, train, grad, seed, other=None):
+        """Outputs, and if asked for gradients: (outputs, {name: gradient}, {name: gradient of the gradients}).
+
+        grad: the numbers of the inputs that get one (None: all), the name of upstream gradients, and perhaps
+          again       vectors with which the gradients are multiplied to have gradients of their own
+          parameters  names of those that get one, of all that could
+          frozen      names of parameters that need none during the call
+          layout      of the upstream gradients: summed (ones, as sum() sends them), transposed, sliced
+          between     `other`: inputs of a second call, made between the forward and the backward pass
+          twice       the second of two backward passes through the same graph counts"""
         model.train(train)
         self.seed(seed)
+        before = random_state()
+        try:
+            return self.run_seeded(model, values, grad, other)
+        finally:
+            self.moved_random = any(old is not None and old != new for old, new in zip(before, random_state()))
+
+    def run_seeded(self, model, values, grad, other):
         if grad is None:
             with _no_grad():
                 return model(*values), {}, {}
-        with _enable_grad():
-            tensors = leaves(values)
-            numbers = range(len(tensors)) if grad["inputs"] is None else grad["inputs"]
-            wanted = {}
-            for number in numbers:
-                if tensors[number].is_floating_point():
-                    tensors[number] = tensors[number].detach().requires_grad_(True)
-                    wanted["input.%d" % number] = tensors[number]
-            wanted.update((name, value) for name, value in model.named_parameters() if value.requires_grad)
-            outputs = model(*rebuild(values, iter(tensors)))
-            pairs = [(output, up.to(output.dtype)) for output, up in zip(leaves(outputs), self.inputs[grad["upstream"]])
-                     if output.requires_grad]
-            if not pairs or not wanted:
-                return outputs, {}, {}
-            again = grad.get("again")
-            first = _grad([output for output, _ in pairs], list(wanted.values()), [up for _, up in pairs],
-                          allow_unused=True, create_graph=again is not None)
-            first = {name: value for name, value in zip(wanted, first) if value is not None}
-            second = {}
-            if again is not None:
-                vectors = dict(zip(wanted, self.inputs[again]))
-                pairs = [(value, vectors[name].to(value.dtype)) for name, value in first.items() if value.requires_grad]
-                if pairs:
-                    found = _grad([value for value, _ in pairs], list(wanted.values()), [v for _, v in pairs],
-                                  allow_unused=True)
-                    second = {name: value for name, value in zip(wanted, found) if value is not None}
-            return outputs, first, second
+        frozen = [value for name, value in model.named_parameters() if name in grad.get("frozen", ())]
+        for value in frozen:
+            value.requires_grad_(False)
+        try:
+            with _enable_grad():
+                return self.run_backward(model, values, grad, other)
+        finally:
+            for value in frozen:
+                value.requires_grad_(True)
+
+    def run_backward(self, model, values, grad, other):
+        tensors = leaves(values)
+        numbers = range(len(tensors)) if grad["inputs"] is None else grad["inputs"]
+        wanted = {}
+        for number in numbers:
+            if tensors[number].is_floating_point():
+                tensors[number] = tensors[number].detach().requires_grad_(True)
+                wanted["input.%d" % number] = tensors[number]
+        chosen = grad.get("parameters")
+        wanted.update((name, value) for name, value in model.named_parameters()
+                      if value.requires_grad and (chosen is None or name in chosen))
+        outputs = model(*rebuild(values, iter(tensors)))
+        if other is not None:
+            model(*other)
+        pairs = [(output, upstream(up.to(output.dtype), grad.get("layout")))
+                 for output, up in zip(leaves(with_numbers(outputs)), self.inputs[grad["upstream"]])
+                 if output.requires_grad]
+        if not pairs or not wanted:
+            return outputs, {}, {}
+        again = grad.get("again")
+        ends, starts, ups = [output for output, _ in pairs], list(wanted.values()), [up for _, up in pairs]
+        if grad.get("twice"):
+            _grad(ends, starts, ups, allow_unused=True, retain_graph=True)
+        first = _grad(ends, starts, ups, allow_unused=True, create_graph=again is not None)
+        first = {name: value for name, value in zip(wanted, first) if value is not None}
+        second = {}
+        if again is not None:
+            vectors = dict(zip(wanted, self.inputs[again]))
+            pairs = [(value, vectors[name].to(value.dtype)) for name, value in first.items() if value.requires_grad]
+            if pairs:
+                found = _grad([value for value, _ in pairs], starts, [v for _, v in pairs], allow_unused=True)
+                second = {name: value for name, value in zip(wanted, found) if value is not None}
+        return outputs, first, second
 
     def do_call(self, slot, inputs, train, grad=None, seed=0, dtype=None, snapshot=False, hold=False, clear=False,
                 restore=True):
@@ -318,9 +434,14 @@ class Runner:
         known += [("an earlier output", storage_of(value)[0]) for value in self.held]
         cuda = self.device.type == "cuda"
         stream = _current_stream() if cuda else None
-        outputs, first, second = self.run(model, values, train, grad, seed)
+        other = self.inputs[grad["between"]] if grad and "between" in grad else None
+        if other is not None and dtype is not None:
+            other = self.prepared(other, dtype)
+        outputs, first, second = self.run(model, values, train, grad, seed, other)
+        outputs, strange = with_numbers(outputs), []
         tensors = leaves(outputs)
-        answer = {"structure": structure(outputs), "moved_stream": cuda and _current_stream() != stream,
+        answer = {"structure": structure(outputs, strange), "strange": strange, "moved_random": self.moved_random,
+                  "moved_stream": cuda and _current_stream() != stream,
                   "outputs": [self.describe(tensor, known) for tensor in tensors]}
         if not all(output["plain"] for output in answer["outputs"]):
             return dict(answer, results=[])
@@ -426,30 +547,44 @@ class Runner:
 
     # ---- many calls, timed by the judge ------------------------------------------------------------------------------
 
-    def do_prepare(self, bases, weights, upstream, grads, shapes):
-        """Inputs for the calls of a window: each a blend of the bases with weights of its own, at addresses of its own.
-
-        grads: numbers of the inputs whose gradient a backward pass is asked for. shapes: of the results, for a window
-        that computes nothing."""
-        self.sets, self.results = [], {}
+    def do_prepare(self, upstream, shapes):
+        """Before a window: the weights as they were, gradients to begin a backward pass with, and results of the given
+        shapes for a window that computes nothing."""
+        self.results = {}
         for slot in self.starts:
             self.restore(slot)
-        for shares in weights:
-            values = blend([self.inputs[base] for base in bases], shares)
-            tensors = leaves(values)
-            self.sets.append((values, [tensors[number].requires_grad_(True) for number in grads]))
         self.upstream = self.inputs[upstream] if upstream else []
         self.null_results = [torch.zeros(shape, dtype=wire.DTYPES[dtype], device=self.device)
                              for dtype, shape in shapes]
         if self.device.type == "cuda":
             _cuda_synchronize()
 
+    def sets_of(self, source):
+        """[(inputs of a call, those whose gradient is wanted)], from what came with a request: places in a file's
+        memory, or weights of inputs that are here. like: the name of inputs of the same form."""
+        like, found = self.inputs[source["like"]], []
+        if "offsets" in source:
+            room = _mmap(self.descriptors[0], source["size"], **POPULATE)
+            for offsets in source["offsets"]:
+                found.append(rebuild(like, iter([
+                    _frombuffer(room, dtype=tensor.dtype, count=tensor.numel(), offset=offset).view(tensor.shape)
+                    if tensor.numel() else tensor.clone() for tensor, offset in zip(leaves(like), offsets)])))
+        else:
+            for weights, change in zip(source["weights"], source["patches"]):
+                found.append(blend([self.inputs[base] for base in source["bases"]], weights))
+                self.patch(found[-1], *change)
+        sets = []
+        for values in found:
+            tensors = leaves(values)
+            sets.append((values, [tensors[number].requires_grad_(True) for number in source["grads"]]))
+        return sets
+
     def forward_once(self, model, values, wanted):
         with _no_grad():
-            return leaves(model(*values))
+            return leaves(with_numbers(model(*values)))
 
     def backward_once(self, model, values, wanted):
-        outputs = leaves(model(*values))
+        outputs = leaves(with_numbers(model(*values)))
         pairs = [(output, up) for output, up in zip(outputs, self.upstream) if output.requires_grad]
         found = _grad([output for output, _ in pairs], wanted, [up for _, up in pairs], allow_unused=True)
         return outputs + [torch.zeros_like(leaf) if value is None else value for leaf, value in zip(wanted, found)]
@@ -458,62 +593,57 @@ class Runner:
         return self.null_results
 
     def patch(self, values, base, ranges):
-        """Rows of another set of inputs into these. What was computed before the window is then not the answer."""
+        """Rows of another set of inputs into these."""
         for tensor, other, (begin, end) in zip(leaves(values), leaves(self.inputs[base]), ranges):
             if begin < end:
                 tensor[begin:end].copy_(other[begin:end])
 
-    def do_window(self, slot, train, backward, null, samples, patches, sleep=0, events=False, memory=False):
-        """Runs the prepared calls and answers with elements of every result, at places the judge has just chosen.
+    def do_window(self, slot, train, backward, null, source, sleep=0, events=False, memory=False):
+        """Runs calls on inputs that come with the request and answers with sums of the bits of every result.
 
-        The judge's clock runs from before the request to the end of the answer. The elements are taken after each call,
-        in its stream and before the next call, so nobody can answer before the work is done. patches: for each call,
-        a change of its inputs that was not known before. sleep: cycles that a GPU sleeps first, while calls are queued
-        behind it. events: also say what CUDA's events say. A window that computes nothing leaves the results of the one
-        before it where they are."""
-        if not null:
-            self.results = {}
+        The judge's clock runs from before the request to the end of the answer. sleep: cycles that a GPU sleeps before
+        the calls, while they are queued behind it. events: also say what CUDA's events say. null: all but the calls,
+        which is asked of the reference's process alone."""
+        self.results = {}
         model = self.slots[slot]
         model.train(train)
         once = self.nothing_once if null else self.backward_once if backward else self.forward_once
         parameters = [value for value in model.parameters() if value.requires_grad] if backward else []
         cuda = self.device.type == "cuda"
-        samples = [index.to(self.device) for index in samples]
-        kept, taken, marks = [], [], []
+        kept, marks = [], []
         if cuda:
             self.reset_persisting_cache()
             _cuda_synchronize()
-            before = _memory_allocated()
-            _reset_peak()
             if sleep and _sleep is not None:
                 _sleep(sleep)
-        for (values, wanted), change in zip(self.sets, patches):
-            with _no_grad():
-                self.patch(values, *change)
+        sets = self.sets_of(source)
+        if memory and cuda:
+            before = _memory_allocated()
+            _reset_peak()
+        for values, wanted in sets:
             if events:
                 begin, end = _Event(enable_timing=True), _Event(enable_timing=True)
                 begin.record()
-            results = once(model, values, wanted + parameters)
+            kept.append(once(model, values, wanted + parameters))
             if events:
                 end.record()
                 marks.append((begin, end))
-            kept.append(results)
-            taken.append([_take(result.detach(), index) for result, index in zip(results, samples)])
-        if cuda:
-            _cuda_synchronize()
-        answer = {"samples": [_cat(column).cpu() for column in zip(*taken)]}
+        answer = {}
+        if memory:
+            answer["digests"] = []
+            if cuda:
+                _cuda_synchronize()
+                answer["peak"] = _peak() - before
+        else:
+            columns = [[_digest(result) for result in column] for column in zip(*kept)]
+            if cuda:
+                _cuda_synchronize()
+            answer["digests"] = [_stack(column).cpu() for column in columns]
         if events:
             answer["events"] = [begin.elapsed_time(end) for begin, end in marks]
-        if memory and cuda:
-            answer["peak"] = _peak() - before
-        if null:
-            return answer
-        for number, results in enumerate(kept):
-            for index, result in enumerate(results):
-                self.results["%d.%d" % (number, index)] = result
-        for number, (values, _) in enumerate(self.sets):
-            for index, value in enumerate(leaves(values)):
-                self.results["input.%d.%d" % (number, index)] = value
+        for number, ((values, _), results) in enumerate(zip(sets, kept)):
+            self.results.update(("%d.%d" % (number, index), result) for index, result in enumerate(results))
+            self.results.update(("input.%d.%d" % (number, index), value) for index, value in enumerate(leaves(values)))
         return answer
 
     def reset_persisting_cache(self):
@@ -527,6 +657,8 @@ class Runner:
         """Bytes a second at which `size` bytes can be read: the best of several passes over rotating buffers."""
         count = max(1, size // 4)
         buffers = [torch.ones(count, device=self.device) for _ in range(max(2, min(64, (256 << 20) // (4 * count))))]
+        # On the CPU a piece is timed that a busy machine may let pass undisturbed, about a megabyte.
+        piece = max(1, (1 << 18) // count)
         best = 0.0
         for work, moved in ((lambda buffer: buffer.sum(), 1), (lambda buffer: buffers[0].copy_(buffer), 2)):
             for _ in range(5):
@@ -539,21 +671,27 @@ class Runner:
                     _cuda_synchronize()
                     seconds = begin.elapsed_time(end) / 1e3
                 else:
-                    start = time.perf_counter()
-                    for buffer in buffers[1:]:
-                        work(buffer)
-                    seconds = time.perf_counter() - start
+                    seconds = math.inf
+                    for first in range(1, len(buffers), piece):
+                        part = buffers[first:first + piece]
+                        start = time.perf_counter()
+                        for buffer in part:
+                            work(buffer)
+                        taken = (time.perf_counter() - start) * (len(buffers) - 1) / len(part)
+                        seconds = min(seconds, taken)
                 best = max(best, moved * 4 * count * (len(buffers) - 1) / seconds)
         return best
 
     def do_multiply_rate(self):
         """Multiplications and additions a second of the fastest matrix product this device does in PyTorch."""
         cuda = self.device.type == "cuda"
-        size = 8192 if cuda else 768
+        # On the CPU also one that a busy machine may let pass undisturbed, in less than a millisecond.
+        cases = [(8192, torch.bfloat16, 5), (8192, torch.float32, 5)] if cuda else [(768, torch.float32, 5),
+                                                                                    (256, torch.float32, 50)]
         best = 0.0
-        for dtype in (torch.bfloat16, torch.float32) if cuda else (torch.float32,):
+        for size, dtype, times in cases:
             a = torch.rand(size, size, device=self.device).to(dtype)
-            for _ in range(5):
+            for _ in range(times):
                 if cuda:
                     begin, end = _Event(enable_timing=True), _Event(enable_timing=True)
                     begin.record()
@@ -595,9 +733,11 @@ class Runner:
         return {"name": properties.name, "cache": getattr(properties, "L2_cache_size", None),
                 "free": torch.cuda.mem_get_info()[0] if hasattr(torch.cuda, "mem_get_info") else None}
 
+    def do_where(self):
+        """In words: what the calls ran on."""
+        name = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "CPU"
+        return "%s, %d threads of PyTorch's" % (name, torch.get_num_threads())
+
     def do_products(self):
         """How onepass multiplies float32 matrices on CUDA with the settings of this process; None where it is not."""
         return fp32.description() if importlib.util.find_spec("onepass._native") else None
-
-    def do_guard(self):
-        return {"replaced": self.guard.replaced(), "settings": self.guard.changed_settings()}

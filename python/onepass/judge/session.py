@@ -5,6 +5,8 @@ candidate's results for it have been taken out of its process: at no time does a
 candidate could still use.
 """
 
+import contextlib
+import os
 import random
 
 import torch
@@ -38,7 +40,8 @@ def fits(value, pattern):
 
 OUTPUT = ({"plain": bool, "dtype": str, "shape": [int], "strides": [int], "device": str, "requires_grad": bool,
            "stored": bool, "shares": [str]}, {"plain": bool, "type": str, "layout": str})
-CALL = {"structure": str, "moved_stream": bool, "outputs": [OUTPUT], "results": [list]}
+CALL = {"structure": str, "strange": [str], "moved_random": bool, "moved_stream": bool,
+        "outputs": [OUTPUT], "results": [list]}
 
 
 class Side:
@@ -57,6 +60,9 @@ class Side:
             if self.trusted:
                 raise Unusable("the reference: %s" % trouble.reason)
             raise
+        except launch.Raised as raised:
+            raised.trusted = self.trusted
+            raise
         if pattern is not None and not fits(answer, pattern):
             self.worker.stop()
             raise launch.Forged("its answer to '%s' has not the form of one" % request)
@@ -65,13 +71,23 @@ class Side:
     def call(self, slot, name, train, **options):
         """A Call: what came back, with its results still over there."""
         answer = self.ask("call", pattern=CALL, slot=slot, inputs=name, train=train, **options)
-        shapes = {}
-        for result in answer["results"]:
-            if not (len(result) == 3 and fits(result[:2], [str]) and result[1][6:] in wire.DTYPES
-                    and fits(result[2], [int]) and all(extent >= 0 for extent in result[2])):
+        if self.trusted and answer["strange"]:
+            raise Unusable("the reference returns a %s: nobody knows how to compare two of them" % answer["strange"][0])
+        return Call(answer, self.shapes(answer["results"]))
+
+    def shapes(self, results):
+        """{name: (type, shape)} of what an answer says of results."""
+        found = {}
+        for result in results:
+            if not (len(result) == 3 and fits(result[:2], [str]) and fits(result[2], [int])
+                    and all(extent >= 0 for extent in result[2])):
                 raise launch.Forged("it describes a result in an unknown form")
-            shapes[result[0]] = (wire.DTYPES[result[1][6:]], tuple(result[2]))
-        return Call(answer, shapes)
+            if result[1][6:] not in wire.DTYPES:
+                raised = launch.Raised("TypeError", "a result of type %.40s cannot be compared" % result[1], "")
+                raised.trusted = self.trusted
+                raise raised
+            found[result[0]] = (wire.DTYPES[result[1][6:]], tuple(result[2]))
+        return found
 
     def fetch(self, shapes, ranges=None):
         """{name: flat tensor} of results; ranges: {name: [[begin, end], ...]} for those not taken whole."""
@@ -103,6 +119,7 @@ class Call:
     def __init__(self, answer, shapes):
         self.structure, self.outputs, self.shapes = answer["structure"], answer["outputs"], shapes
         self.moved_stream, self.tail = answer["moved_stream"], answer.get("tail", 0.0)
+        self.moved_random = answer["moved_random"]
 
     def named(self, *prefixes):
         return {name: shape for name, shape in self.shapes.items() if name.startswith(prefixes)}
@@ -115,6 +132,7 @@ class Evaluation:
         self.candidate = self.reference = None          # Calls
         self.c, self.r, self.x = {}, {}, {}             # {name of result: flat tensor}
         self.own = {}                                   # the run of the reference whose errors count: r, unless r is x
+        self.ranges = {}                                # {name: pieces} of results of which only pieces were taken
         self.raised = self.refused = None               # why the candidate, the reference did not do it
         self.fault = None                               # why the outputs cannot be compared
         self.mutated = None                             # which input is not what it was
@@ -126,6 +144,7 @@ class Session:
         self.dtype, self.device = dtype, device
         self.candidate, self.reference = Side(nursery.start(), False), Side(nursery.start(), True)
         self.candidate.worker.timeout, self.reference.worker.timeout = timeout, max(600.0, timeout)
+        self.nursery, self.at_first = nursery, self.circumstances()
         self.values = {}   # the judge's own copy of every set of inputs
         # Double precision has nothing more exact to be measured by: the errors of a run in single precision stand in
         # for its own, scaled by the ratio of the two precisions.
@@ -189,10 +208,11 @@ class Session:
             chosen[name] = [[begin, begin + BLOCK] for begin in begins]
         return chosen
 
-    def evaluate(self, name, train, grad=None, slots=("model", "exact"), whole=False):
-        """An Evaluation of the inputs of that name. What the candidate raises is in it; Trouble comes through."""
+    def evaluate(self, name, train, grad=None, slots=("model", "exact"), whole=False, restore=True):
+        """An Evaluation of the inputs of that name. What the candidate raises is in it; Trouble comes through.
+        restore: with the weights that were loaded, whatever has been done to them."""
         result = Evaluation()
-        options = {"train": train, "grad": grad, "seed": self.seed()}
+        options = {"train": train, "grad": grad, "seed": self.seed(), "restore": restore}
         ranges = {}
         try:
             call = result.candidate = self.candidate.call(slots[0], name, **options)
@@ -215,6 +235,7 @@ class Session:
         shapes = call.named(*COMPARED)
         for key, pieces in self.ranges(shapes, whole).items():
             ranges.setdefault(key, pieces)
+        result.ranges = ranges
         result.r = self.reference.fetch(shapes, ranges)
         result.x = self.again(slots[1], name, torch.float64, shapes, ranges, options)
         result.own = self.again("low", name, torch.float32, shapes, ranges, options) if self.low else result.r
@@ -255,8 +276,23 @@ class Session:
         return compare.Envelope(dtype or self.dtype, self.compare_on)
 
     def stop(self):
+        """Ends both processes. The name of one that the candidate left behind, or None."""
         self.candidate.worker.stop()
+        left = self.nursery.orphans()
         self.reference.worker.stop()
+        return left
+
+    def circumstances(self):
+        """How the system treats the two processes: which cores, which priority, whether they were stopped."""
+        found = {}
+        for name, side in (("candidate", self.candidate), ("reference", self.reference)):
+            pid = side.worker.pid
+            with contextlib.suppress(OSError, AttributeError, ValueError, IndexError):
+                with open("/proc/%d/stat" % pid) as file:
+                    stopped = file.read().rsplit(")", 1)[1].split()[0] in "Tt"
+                found[name] = {"cores": sorted(os.sched_getaffinity(pid)), "policy": os.sched_getscheduler(pid),
+                               "niceness": os.getpriority(os.PRIO_PROCESS, pid), "stopped": stopped}
+        return found
 
 
 def fault_of(candidate, reference):
@@ -264,7 +300,7 @@ def fault_of(candidate, reference):
     for number, output in enumerate(candidate.outputs):
         if not output["plain"]:
             return "output %d is a %s (%s), not a plain tensor" % (number, output["type"], output["layout"])
-    if candidate.structure != reference.structure:
+    if candidate.structure != reference.structure or len(candidate.outputs) != len(reference.outputs):
         return "it returns %s, the reference %s" % (candidate.structure, reference.structure)
     for number, (ours, theirs) in enumerate(zip(candidate.outputs, reference.outputs)):
         if not ours["stored"]:

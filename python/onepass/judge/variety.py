@@ -9,8 +9,10 @@ import torch
 from onepass.judge import compare, inputs, launch
 from onepass.judge.checks import Group
 from onepass.judge.runner import leaves
+from onepass.judge.session import Unusable
 
 TYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
+MANY_ROWS, MOST_ROWS, MANY_BYTES = 1537, 4096, 4 << 20  # of a large batch: at least, at most, and what it aims at
 LAYOUTS = ["transposed", "sliced", "offset", "expanded"]
 OTHER_TYPES = compare.FACTOR  # more tolerance there: a program may round more often where it was not made for a type
 
@@ -39,10 +41,12 @@ class Variety:
             values = [self.checks.few_rows(value) for value in values]
         return values
 
-    def case(self, blame, label, values, again=None, layout=None, slots=("model", "exact"), tolerant=False, slack=0.0):
+    def case(self, blame, label, values, again=None, layout=None, slots=("model", "exact"), tolerant=False,
+             lenient=False):
         """Forward and backward on one set of inputs: 'ok', 'failed', or why it does not count. again: other values of
         the same shape, for more samples of the reference's own error."""
         session, checks, report = self.session, self.checks, self.report
+        slack = OTHER_TYPES if lenient else 0.0
         before = report[blame].status
         others = [report[name] for name in ("gradients", "buffers") if report[name].status != "fail"]
         kept = [(check, check.status, check.text) for check in others]
@@ -53,7 +57,7 @@ class Variety:
                                   dtype=session.dtype, layout=layout)
         try:
             for train in [self.train] + ([False] if self.train and False in checks.modes else []):
-                group = Group(label, ["case"], train, slack=slack, slots=slots)
+                group = Group(label, ["case"], train, None, slack, slots, lenient)
                 if checks.run_group(group, blame, more if again else None, finite=False, tolerant=tolerant):
                     break
                 if not group.refused:
@@ -62,7 +66,7 @@ class Variety:
                 return group.refused
             if checks.backward:
                 upstream = checks.upstream("upstream", group.evaluations[0])
-                backward = Group(label, ["case"], train, upstream, slack, slots)
+                backward = Group(label, ["case"], train, upstream, slack, slots, lenient)
                 if not checks.run_group(backward, blame, more if again else None, False, tolerant):
                     return backward.refused and "gradients: " + backward.refused or "failed"
             return "ok" if before == "fail" or not any(check.status == "fail" for check in others + [report[blame]]) \
@@ -96,13 +100,15 @@ class Variety:
         values = self.base()
         batch, outcomes = inputs.batch_of(values[0]), []
         if batch is not None and batch > 1:
-            sizes = sorted(set(size for size in (1, 3, batch - 1, batch + 5, 0) if size != batch), reverse=True)
+            many = self.many_rows(values[0], batch)
+            sizes = sorted(set(size for size in (1, 3, batch - 1, batch + 5, many, 0) if size != batch), reverse=True)
             for size in sizes:
                 def again(size=size):
                     return inputs.with_rows(values, size, session.generator())
                 label = "%d rows" % size
-                outcomes.append((label, self.case("shapes", label, again(), again if size else None,
-                                                  tolerant=size == 0)))
+                outcomes.append((label, self.case("shapes", label, again(),
+                                                  None if size in (0, many) else again, tolerant=size == 0,
+                                                  lenient=size == many)))
         widths = set(tensor.shape[-1] for tensor in leaves(values[0]) if tensor.dim() >= 2)
         if not checks.description["parameters"] and len(widths) == 1:
             width = widths.pop()
@@ -114,17 +120,23 @@ class Variety:
                 outcomes.append((label, self.case("shapes", label, again(), again)))
         self.conclude("shapes", outcomes)
 
+    def many_rows(self, values, batch):
+        """A batch larger than the problem's own, beyond a thousand rows: some programs have another way for those."""
+        row = sum(tensor.numel() * tensor.element_size() for tensor in leaves(values)) // batch
+        many = max(MANY_ROWS, 2 * batch + 1, min(MOST_ROWS, MANY_BYTES // max(1, row)))
+        return many if many * row <= 8 * MANY_BYTES else batch
+
     def hidden(self):
         """Cases that the reference's file brings: get_hidden_inputs(), and get_hidden_cases() with a model for each."""
         checks, session, outcomes = self.checks, self.session, []
         if "get_hidden_inputs" in checks.file_names:
-            for number, values in enumerate(self.from_file("get_hidden_inputs")):
+            for number, values in enumerate(self.hidden_inputs()):
                 def again(number=number):
                     return list(self.from_file("get_hidden_inputs")[number])
                 label = "hidden inputs %d" % number
                 outcomes.append((label, self.case("shapes", label, list(values), again)))
         if "get_hidden_cases" in checks.file_names:
-            for number, (init, values) in enumerate(self.from_file("get_hidden_cases")):
+            for number, (init, values) in enumerate(self.hidden_cases()):
                 def again(number=number):
                     return list(self.from_file("get_hidden_cases")[number][1])
                 label = "hidden case %d" % number
@@ -142,6 +154,19 @@ class Variety:
         if outcomes:
             earlier = self.report["shapes"].details.get("cases", [])
             self.conclude("shapes", [(case["case"], case["outcome"]) for case in earlier] + outcomes)
+
+    def hidden_inputs(self):
+        many = self.from_file("get_hidden_inputs")
+        if not isinstance(many, (list, tuple)) or not all(isinstance(values, (list, tuple)) for values in many):
+            raise Unusable("get_hidden_inputs() returns no list of lists of inputs")
+        return many
+
+    def hidden_cases(self):
+        cases = self.from_file("get_hidden_cases")
+        if not isinstance(cases, (list, tuple)) or not all(isinstance(case, (list, tuple)) and len(case) == 2
+                                                           for case in cases):
+            raise Unusable("get_hidden_cases() returns no list of pairs of constructor arguments and inputs")
+        return cases
 
     def from_file(self, function):
         return self.session.reference.ask("get", limit=1 << 38, function=function, seed=self.session.seed())
@@ -208,7 +233,7 @@ class Variety:
                 def again():
                     return values[int(torch.randint(len(values), (1,), generator=session.generator()))]
                 outcomes.append((label, self.case("dtypes", label, values[0], again, slots=slots, tolerant=True,
-                                                  slack=OTHER_TYPES)))
+                                                  lenient=True)))
             finally:
                 session.dtype, session.low, session.own_scale = own
         for slot in slots:

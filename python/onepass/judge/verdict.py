@@ -4,15 +4,18 @@ import os
 import platform
 import sys
 import time
+import traceback
 
 import torch
 
 from onepass.judge import launch
+from onepass.judge.chance import Chance
 from onepass.judge.checks import Checks
 from onepass.judge.isolation import Isolation, tampering
-from onepass.judge.report import Report, shown
+from onepass.judge.report import Report, one_line, shown
 from onepass.judge.session import Session, Unusable
 from onepass.judge.timing import Timing
+from onepass.judge.uses import Uses
 from onepass.judge.variety import Variety
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -38,7 +41,7 @@ class Options:
 
 
 def judge_files(reference, candidate, options):
-    """A Report. Never raises for what the files do."""
+    """A Report, whatever goes wrong: what the reference or the judge itself does wrong makes it unusable."""
     report = Report()
     begin = time.monotonic()
     threads = torch.get_num_threads()  # of this process, which only compares: it would be in the way of the others
@@ -65,6 +68,10 @@ def judge_files(reference, candidate, options):
                 judge_in(nursery, reference, candidate, options, report)
     except Unusable as error:
         report.unusable = str(error)
+    except Exception as error:  # a fault of the judge's own is no verdict about anybody
+        report.about["traceback"] = traceback.format_exc()
+        if not report.failed:
+            report.unusable = "the judge itself failed: %s: %s" % (type(error).__name__, one_line(error))
     finally:
         torch.set_num_threads(threads)
     report.about["seconds"] = time.monotonic() - begin
@@ -87,11 +94,15 @@ def judge_in(nursery, reference, candidate, options, report):
     except launch.Trouble as trouble:
         report[trouble.check].fail(trouble.reason)
     except launch.Raised as raised:
+        if raised.trusted:
+            raise Unusable("the reference raises between checks: %s" % raised.reason)
         report["crash"].fail("between checks it raises %s" % raised.reason)
         report["crash"].details["traceback"] = raised.trace
     finally:
         report.about["printed"] = session.candidate.worker.printed()
-        session.stop()
+        left = session.stop()
+        if left:
+            report["late"].fail("it left a process behind: %s" % left)
 
 
 def try_everything(session, reference, candidate, options, report):
@@ -113,7 +124,10 @@ def try_everything(session, reference, candidate, options, report):
     Isolation(checks).run()
     checks.double_backward()
     checks.steps()
+    Chance(checks).run()
+    Uses(checks, reference).run()
     Variety(checks).run()
+    checks.weights_at_the_end()
     tampering(session, report)
     if report.failed:
         for name in ("timed", "timer", "floor"):
@@ -126,9 +140,11 @@ def try_everything(session, reference, candidate, options, report):
         Timing(checks).run()
         if session.compare_on == "cpu":
             report["timer"].skip("CUDA only")
+        report.about["sides"] = "; ".join("%s: %s" % (name, getattr(session, name).ask("where", pattern=str))
+                                          for name in ("candidate", "reference"))
         progress("afterwards")
         afterwards(checks)
-        tampering(session, report)
+        tampering(session, report, kernels=True)
 
 
 def afterwards(checks):

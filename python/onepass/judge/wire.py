@@ -5,6 +5,7 @@ nowhere else, and nothing in it is ever executed or unpickled: a hostile sender 
 carries a random number, and only an answer with the same number is taken for the answer to it.
 """
 
+import array
 import ctypes
 import json
 import socket
@@ -61,6 +62,8 @@ def encode(value, tensors, depth=0):
     if isinstance(value, torch.Tensor):
         tensors.append(value)
         return {"tensor": len(tensors) - 1}
+    if hasattr(value, "_fields"):
+        raise WireError("a namedtuple (%s) cannot be sent to another process" % type(value).__name__)
     if isinstance(value, (list, tuple)):
         items = [encode(item, tensors, depth + 1) for item in value]
         return {"tuple" if isinstance(value, tuple) else "list": items}
@@ -126,14 +129,20 @@ def _receive_into(sock, view, deadline):
         view = view[count:]
 
 
-def send(sock, number, value, deadline=None):
+def send(sock, number, value, deadline=None, descriptors=()):
+    """descriptors: of open files, which the receiver then has too."""
     tensors = []
     message = encode(value, tensors)
     tensors = [tensor.detach().cpu().contiguous() for tensor in tensors]
     text = json.dumps([message, [[dtype_name(tensor.dtype), list(tensor.shape)] for tensor in tensors]]).encode()
     views = [tensor_bytes(tensor) for tensor in tensors]
     try:
-        _send_all(sock, memoryview(HEAD.pack(MAGIC, number, len(text), sum(map(len, views))) + text), deadline)
+        begin = memoryview(HEAD.pack(MAGIC, number, len(text), sum(map(len, views))) + text)
+        if descriptors:
+            _wait(sock, deadline)
+            begin = begin[sock.sendmsg([begin], [(socket.SOL_SOCKET, socket.SCM_RIGHTS,
+                                                  array.array("i", descriptors))]):]
+        _send_all(sock, begin, deadline)
         for view in views:
             _send_all(sock, view, deadline)
     except socket.timeout:
@@ -142,11 +151,21 @@ def send(sock, number, value, deadline=None):
         raise Closed()
 
 
-def receive(sock, limit, deadline=None):
-    """(number, value) of the next frame, whose tensors may have `limit` bytes. Raises WireError, Closed or Late."""
+def receive(sock, limit, deadline=None, descriptors=None):
+    """(number, value) of the next frame, whose tensors may have `limit` bytes. Raises WireError, Closed or Late.
+    descriptors: a list for those that come along; without it none are taken."""
     try:
         head = bytearray(HEAD.size)
-        _receive_into(sock, memoryview(head), deadline)
+        view = memoryview(head)
+        if descriptors is not None:
+            _wait(sock, deadline)
+            size, extra, _, _ = sock.recvmsg_into([view], socket.CMSG_SPACE(8 * array.array("i").itemsize))
+            if size == 0:
+                raise Closed()
+            for _, _, data in extra:
+                descriptors.extend(array.array("i", data))
+            view = view[size:]
+        _receive_into(sock, view, deadline)
         magic, number, text_size, size = HEAD.unpack(head)
         if magic != MAGIC:
             raise WireError("bytes on the channel that are no frame: %.40r" % bytes(head))

@@ -16,23 +16,30 @@ import time
 import traceback
 
 from onepass.judge import wire
+from onepass.judge.guard import KERNELS, kernels
 from onepass.judge.runner import Runner
 
-PR_SET_PDEATHSIG = 1
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 EVERYTHING = 1 << 62
+ORPHAN_SECONDS = 3.0
 
 
 def serve(channel):
     """Answers until the judge hangs up."""
-    send, receive, closed = wire.send, wire.receive, wire.Closed
+    send, receive, closed, close = wire.send, wire.receive, wire.Closed, os.close
     runner = Runner()
+    guard = runner.guard  # found out by nobody who replaces what runner has
     while True:
+        for descriptor in runner.descriptors:
+            close(descriptor)
+        runner.descriptors = []
         try:
-            number, message = receive(channel, EVERYTHING)
+            number, message = receive(channel, EVERYTHING, descriptors=runner.descriptors)
         except closed:
             return
         try:
-            answer = {"answer": getattr(runner, "do_" + message["request"])(**message["arguments"])}
+            do = guard.answer if message["request"] == "guard" else getattr(runner, "do_" + message["request"])
+            answer = {"answer": do(**message["arguments"])}
             send(channel, number, answer)
             continue
         except closed:
@@ -77,13 +84,52 @@ def how_it_ended(pid):
     return b"exit %d\n" % os.WEXITSTATUS(status)
 
 
+def children():
+    """{pid: name} of this process's children that have not ended."""
+    found = {}
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            with contextlib.suppress(OSError, IndexError, ValueError):
+                with open("/proc/%s/stat" % entry, encoding="utf-8", errors="replace") as file:
+                    name, rest = file.read().rsplit(")", 1)
+                state, parent = rest.split()[:2]
+                if int(parent) == os.getpid() and state != "Z":
+                    found[int(entry)] = name.split("(", 1)[1]
+    return found
+
+
+def end_orphans(workers):
+    """Ends processes that outlived the worker that started them, and returns the name of one in one word, or "-". Those
+    that watch their parent have some time to see that it is gone."""
+    if sys.platform != "linux":
+        return "-"
+    end = time.monotonic() + ORPHAN_SECONDS
+    while time.monotonic() < end and set(children()) - workers:
+        time.sleep(0.05)
+    name = "-"
+    for _ in range(50):  # their own children become this process's in turn
+        orphans = {pid: words for pid, words in children().items() if pid not in workers}
+        if not orphans:
+            break
+        for pid, words in orphans.items():
+            name = "_".join(words.split()) or "?"
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+    return name
+
+
 def nursery(control):
     """Forks workers until the judge hangs up."""
     # The first gradient would import another 500 modules in every worker. Only the import: gradients themselves start
     # threads where there is a GPU, and no fork survives those.
     with contextlib.suppress(ImportError):
         importlib.import_module("torch.fx.experimental.symbolic_shapes")
+    KERNELS.update(kernels())
+    if sys.platform == "linux":  # what a worker's children leave behind becomes this process's, and is found
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     control.sendall(b"ready\n")
+    workers = set()
     while True:
         data, extra, _, _ = control.recvmsg(64, socket.CMSG_SPACE(2 * array.array("i").itemsize))
         if not data:
@@ -97,8 +143,12 @@ def nursery(control):
                 become_worker(channel, log)
             os.close(channel)
             os.close(log)
+            workers.add(pid)
             control.sendall(b"started %d\n" % pid)
+        elif words[0] == b"orphans":
+            control.sendall(b"orphans %s\n" % end_orphans(workers).encode("utf-8", "replace"))
         else:
+            workers.discard(int(words[1]))
             control.sendall(how_it_ended(int(words[1])))
 
 

@@ -11,7 +11,7 @@ import weakref
 import torch
 
 from onepass import _native, errors, library
-from onepass.torch import matrices
+from onepass.torch import route
 
 _DEVICE = "cuda"  # what uses prepared weights
 
@@ -43,10 +43,10 @@ def _products(weight):
     if weight.dim() != 2 or not weight.numel():
         raise errors.InvalidArgument("%s: weight: shape %s; it must be [N, K], neither of them 0" % (
             operator, list(weight.shape)))
-    if not matrices.are_plain((weight,)):
+    if route.way((weight,)) != route.EAGER:
         raise errors.Unsupported("%s: weight: %s; it must be a plain strided tensor, outside of torch.compile, traces "
                                  "and transforms" % (operator, type(weight).__name__))
-    products = matrices.products(weight)
+    products = route.products(weight)
     _refuse_mode(operator, "weight", products)
     return products
 
@@ -81,14 +81,14 @@ class PreparedWeight:
     def __init__(self, weight):
         products = _products(weight)
         self.weight = weight
-        size = library.prepare_weight_size(weight, products)
+        size = library.workspace_size(library.PREPARE_WEIGHT, weight, products, 0)
         with torch.inference_mode(False):  # planes made in inference mode serve training, too
             self.planes = torch.empty(size, dtype=torch.uint8, device=weight.device)
         self._fill(products)
         _living[self.planes.device, self.planes.data_ptr()] = self
 
     def _fill(self, products):
-        library.prepare_weight(self.weight, self.planes, products)
+        library.call(library.PREPARE_WEIGHT, self.weight, products, 0, self.planes)
         self._made_of = _state(self.weight)
 
     def update(self):

@@ -1,24 +1,23 @@
-"""What is recognised in a trace, and what it becomes.
+"""What is recognised in a trace, by rewrite and by the backend of torch.compile (backend.py), and what it becomes.
 
 A pattern is a function of a trace, one of its nodes and what was found so far. It changes the graph and says
 found.replace(...), or leaves it and says found.refuse(...). It refuses when the result could differ: unsure is no.
 """
 
+import functools
+import math
 import operator
-import warnings
 from collections import namedtuple
 
 import torch
 import torch.fx
 
-from onepass.torch import eager
-from onepass.torch.head import linear_batch_norm_softmax_of
+from onepass.torch import rewrite_losses, route
 from onepass.torch.kl import kl_div, kl_div_probs
-from onepass.torch.modules import KLDivLoss
-from onepass.torch.rewrite_trace import is_known, is_pytorchs
+from onepass.torch.modules import KLDivLoss, linear_batch_norm_softmax_of
+from onepass.torch.rewrite_losses import kl_div_of_softmax, semantics_of, warn_of_mean
 
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
-_LOSS = (KLDivLoss,)
 _REDUCTIONS = ("none", "mean", "batchmean", "sum")
 
 
@@ -37,16 +36,36 @@ class Found:
         self.refused.append((self._lines.get(node, ""), what, why))
 
 
-def apply(trace):
+def apply(trace, patterns=None):
     """Tries every pattern on every node."""
     found = Found(trace)
     for node in list(trace.graph.nodes):
-        for pattern in PATTERNS:
-            pattern(trace, node, found)
+        for pattern in patterns or PATTERNS:
+            if not node._erased:
+                pattern(trace, node, found)
     return found
 
 
 # ---- conditions that patterns share ---------------------------------------------------------------------------------
+
+
+def is_pytorchs(module):
+    """True for a module of PyTorch's own, which takes tensors and gives tensors."""
+    return type(module).__module__.startswith("torch.")
+
+
+# That patterns put into graphs, and that write to nothing.
+_OURS = (kl_div, kl_div_probs, kl_div_of_softmax, rewrite_losses.cross_entropy, warn_of_mean)
+
+
+def is_known(node):
+    """True if the function or method that the node calls is one of PyTorch's or Python's own, or writes to nothing."""
+    if node.op == "call_method":
+        return hasattr(torch.Tensor, node.target)
+    if node.target in _OURS:
+        return True
+    module = getattr(node.target, "__module__", None) or "torch"  # builtin functions of PyTorch's have none
+    return module.split(".")[0] in ("torch", "operator", "_operator", "builtins", "math")
 
 
 def why_not_plain(module, cls):
@@ -64,7 +83,7 @@ def _name(node):
     return getattr(node.target, "__name__", node.target)
 
 
-def _may_write(trace, node):
+def may_write(trace, node):
     """True if the node may change a tensor that it was given, or of which it was given a part."""
     if node.op == "call_module":
         module = trace.module(node.target)
@@ -75,8 +94,9 @@ def _may_write(trace, node):
             or bool(node.kwargs.get("inplace")))
 
 
-_NEW = ("softmax", "sigmoid", "exp", "clamp", "clamp_min", "clamp_max", "add", "sub", "mul", "div", "truediv")
-_NEW_MODULES = (torch.nn.Softmax, torch.nn.Sigmoid)
+_NEW = ("softmax", "log_softmax", "sigmoid", "exp", "clamp", "clamp_min", "clamp_max", "add", "sub", "mul", "div",
+        "truediv", "linear", "matmul")
+_NEW_MODULES = (torch.nn.Softmax, torch.nn.LogSoftmax, torch.nn.Sigmoid, torch.nn.Linear)
 
 
 def _is_alone(trace, node):
@@ -86,24 +106,52 @@ def _is_alone(trace, node):
     if node.op == "call_module":
         module = trace.module(node.target)
         return type(module) in _NEW_MODULES and why_not_plain(module, type(module)) is None
-    return node.op in ("call_function", "call_method") and _name(node) in _NEW and not _may_write(trace, node)
+    return node.op in ("call_function", "call_method") and _name(node) in _NEW and not may_write(trace, node)
 
 
-def _between(first, last):
+def between(first, last):
     node = first.next
     while node is not last:
         yield node
         node = node.next
 
 
-def _bound(node, names, defaults):
+def bound(node, names, defaults):
     """The node's arguments by name; None if they do not fit (and the call will say so itself)."""
     values = dict(defaults, **dict(zip(names, node.args)))
     values.update(node.kwargs)
     return values if len(node.args) <= len(names) and sorted(values) == sorted(names) else None
 
 
-def _put(trace, node, function, arguments, options):
+# torch.fx's names and Dynamo's.
+_GRAD_MODES = ("set_grad_enabled", "_set_grad_enabled")
+_MODES = ("_enter_autocast", "_exit_autocast", "_enter_inference_mode", "_exit_inference_mode")
+
+
+def _sets(node, modes):
+    return node.op == "call_function" and _name(node) in modes
+
+
+def _is_recorded(node):
+    """False if the gradient mode is off where the node is, for all that the graph says."""
+    while node.op != "root":
+        node = node.prev
+        if _sets(node, _GRAD_MODES):
+            return node.args[0] is not False
+    return True
+
+
+def _why_not_later(trace, first, loss, value, name, is_detached=False):
+    """Why what the first node does to a value, under this name, cannot be done where the loss is; None if it can."""
+    others = list(between(first, loss))
+    if any(_sets(other, _MODES if is_detached else _MODES + _GRAD_MODES) for other in others):
+        return "the gradient mode, or autocast, changes between %s and the loss" % name
+    if any(may_write(trace, other) for other in others) and not _is_alone(trace, value):
+        return "what is done between %s and the loss may write to what it reads" % name
+    return None
+
+
+def put(trace, node, function, arguments, options):
     """The function's call instead of the node."""
     with trace.graph.inserting_before(node):
         node.replace_all_uses_with(trace.graph.call_function(function, arguments, options))
@@ -112,55 +160,33 @@ def _put(trace, node, function, arguments, options):
 
 # ---- KL divergence --------------------------------------------------------------------------------------------------
 
-# divisor, semantics: onepass.torch.kl_div's own; warns: of reduction 'mean'
-_Call = namedtuple("_Call", "what input target size_average reduce reduction log_target divisor semantics warns")
-_FUNCTIONAL = ("input", "target", "size_average", "reduce", "reduction", "log_target")
-
-
-def _call(what, values, warns, divisor=None, semantics=None):
-    values = dict({"size_average": None, "reduce": None}, **values)
-    semantics = semantics or semantics_of(values["log_target"])
-    return _Call(what, divisor=divisor, semantics=semantics, warns=warns, **values)
-
-
-def _functional(node):
-    values = _bound(node, _FUNCTIONAL, dict(size_average=None, reduce=None, reduction="mean", log_target=False))
-    return values and _call("kl_div", values, True)
-
-
-def _builtin(node):
-    values = _bound(node, ("input", "target", "reduction", "log_target"), dict(reduction=1, log_target=False))
-    if not values:
-        return None
-    if isinstance(values["reduction"], int):
-        values["reduction"] = {0: "none", 1: "mean", 2: "sum"}.get(values["reduction"])
-    return _call("torch.kl_div", values, False)
-
-
-def _module(node, module):
-    values = _bound(node, ("input", "target"), {})
-    if not values:
-        return None
-    values.update(reduction=module.reduction, log_target=module.log_target)
-    if type(module) is KLDivLoss:
-        return _call("KLDivLoss", values, True, module.divisor, module.semantics)
-    return _call("KLDivLoss", values, True)
+# warns: of reduction 'mean'; divisor, semantics: onepass.torch.kl_div's own
+_Call = namedtuple("_Call", "what warns input target size_average reduce reduction log_target divisor semantics")
 
 
 def _call_of(trace, node):
     """The node as a call of kl_div; None if it is none."""
-    if node.op == "call_function" and node.target is torch.nn.functional.kl_div:
-        return _functional(node)
-    if node.op == "call_function" and node.target is torch.kl_div:
-        return _builtin(node)
+    own = dict(size_average=None, reduce=None, divisor=None, semantics=None)
     if node.op == "call_module" and isinstance(trace.module(node.target), torch.nn.KLDivLoss):
-        return _module(node, trace.module(node.target))
-    return None
-
-
-def semantics_of(log_target):
-    """The special values of this PyTorch's kl_div: before 1.13 it was 0 wherever the target was, whatever the input."""
-    return "finite" if eager.VERSION < (1, 13) and not log_target else "strict"
+        module = trace.module(node.target)
+        what, names, options = "KLDivLoss", (), {}
+        own.update({name: module.__dict__.get(name) for name in ("reduction", "log_target", "divisor", "semantics")})
+    elif node.op == "call_function" and node.target is torch.nn.functional.kl_div:
+        what, names = "kl_div", ("size_average", "reduce", "reduction", "log_target")
+        options = dict(size_average=None, reduce=None, reduction="mean", log_target=False)
+    elif node.op == "call_function" and node.target is torch.kl_div:
+        # Called from Python without a reduction it reduces nothing, in every release; its signature says mean.
+        what, names, options = "torch.kl_div", ("reduction", "log_target"), dict(reduction=0, log_target=False)
+    else:
+        return None
+    values = bound(node, ("input", "target") + names, options)
+    if not values:
+        return None
+    values = dict(own, **values)
+    if what == "torch.kl_div" and isinstance(values["reduction"], int):
+        values["reduction"] = {0: "none", 1: "mean", 2: "sum"}.get(values["reduction"])
+    values["semantics"] = values["semantics"] or semantics_of(values["log_target"])
+    return _Call(what, what != "torch.kl_div", **values)
 
 
 def why_not_loss(module):
@@ -172,11 +198,10 @@ def why_not_loss(module):
     return why_not_plain(module, torch.nn.KLDivLoss)
 
 
-def warn_of_mean():
-    """The warning of torch.nn.functional.kl_div, of which kl_div_probs has none."""
-    if not eager.is_compiling():
-        warnings.warn("reduction: 'mean' divides the total loss by both the batch size and the support size. "
-                      "The divergence of a batch is 'batchmean', which PyTorch says 'mean' will become.", stacklevel=2)
+def _is_loss(module, expected):
+    """True if the module is still the loss that was fused."""
+    return (type(module) is KLDivLoss and route.sees_into_modules() and why_not_plain(module, KLDivLoss) is None
+            and (module.reduction, module.log_target, module.divisor, module.semantics) == expected)
 
 
 def _log_of(node):
@@ -186,7 +211,7 @@ def _log_of(node):
     if not (node.op == "call_function" and node.target is torch.log or node.op == "call_method" and
             node.target == "log"):
         return None
-    values = _bound(node, ("input",), {})
+    values = bound(node, ("input",), {})
     return values and values["input"]
 
 
@@ -201,13 +226,7 @@ def _why_not_fused(trace, node, call):
         why = why_not_loss(trace.module(node.target))
         if why:
             return "the loss: " + why
-    between = list(_between(logarithm, node))
-    if any(other.target is torch.set_grad_enabled for other in between):
-        return "the gradient mode changes between the logarithm and the loss"
-    predictions = _log_of(logarithm)
-    if any(_may_write(trace, other) for other in between) and not _is_alone(trace, predictions):
-        return "what is done between the logarithm and the loss may write to the predictions"
-    return None
+    return _why_not_later(trace, logarithm, node, _log_of(logarithm), "the logarithm")
 
 
 def kl_divergence(trace, node, found):
@@ -221,6 +240,9 @@ def kl_divergence(trace, node, found):
     if call.reduction not in _REDUCTIONS or not isinstance(call.log_target, bool):
         return found.refuse(node, call.what, "reduction=%r, log_target=%r are not known here" % (
             call.reduction, call.log_target))
+    why = trace.why_not_tensors(call.input, call.target)
+    if why:
+        return found.refuse(node, call.what, why)
     options = {"reduction": call.reduction, "log_target": call.log_target}
     if call.semantics != "strict":
         options["semantics"] = call.semantics
@@ -232,79 +254,265 @@ def kl_divergence(trace, node, found):
         if why is None:
             return _fuse(trace, node, call, predictions, options, found)
         found.refuse(node, "log, " + call.what, why)
+    elif softmax_of(trace, call.input, is_log=True):
+        what, why = fuse_softmax(trace, node, call, found)
+        if why is None:
+            return None
+        found.refuse(node, what, why)
     if node.op == "call_module":
         return None  # The module itself is replaced, if it can be.
     if call.size_average is not None or call.reduce is not None:
         options.update(size_average=call.size_average, reduce=call.reduce)
-    _put(trace, node, kl_div, (call.input, call.target), options)
+    put(trace, node, kl_div, (call.input, call.target), options)
     found.replace(node, call.what, "onepass.torch.kl_div")
 
 
 def _fuse(trace, node, call, predictions, options, found):
     if node.op == "call_module":
         # What the loss has become by then; whatever else may be there is called.
-        trace.guard("type", node.target, _LOSS)
-        for name in ("reduction", "log_target", "divisor", "semantics"):
-            trace.guard("same", node.target + "." + name, getattr(call, name))
+        trace.guard(_is_loss, node.target, (call.reduction, call.log_target, call.divisor, call.semantics))
     if call.warns and call.reduction == "mean":
         with trace.graph.inserting_before(node):
             trace.graph.call_function(warn_of_mean)
-    _put(trace, node, kl_div_probs, (predictions, call.target), options)
+    put(trace, node, kl_div_probs, (predictions, call.target), options)
     trace.graph.erase_node(call.input)
     found.replace(node, "log, " + call.what, "onepass.torch.kl_div_probs")
 
 
-# ---- linear layer, batch normalisation, scale, softmax ---------------------------------------------------------------
+# ---- losses from logits ----------------------------------------------------------------------------------------------
 
 # input: a node; dimension: what softmax is over; module: the path of an nn.Softmax, None for a function
 _Softmax = namedtuple("_Softmax", "input dimension dtype module")
-_PRODUCTS = (operator.mul, torch.mul, getattr(torch, "multiply", torch.mul), "mul", "multiply")
 
 
-def _softmax_of(trace, node):
-    """The node as a softmax; None if it is none."""
+def softmax_of(trace, node, is_log=False):
+    """The node as a softmax, or as a log_softmax; None if it is none."""
+    if not isinstance(node, torch.fx.Node):
+        return None
+    name, cls = ("log_softmax", torch.nn.LogSoftmax) if is_log else ("softmax", torch.nn.Softmax)
     values = module = None
-    if node.op == "call_module" and isinstance(trace.module(node.target), torch.nn.Softmax):
+    if node.op == "call_module" and isinstance(trace.module(node.target), cls):
         module = node.target
-        values = _bound(node, ("input",), {})
+        values = bound(node, ("input",), {})
         values = values and dict(values, dim=trace.module(module).dim, dtype=None)
-    elif node.op == "call_function" and node.target is torch.nn.functional.softmax:
-        values = _bound(node, ("input", "dim", "_stacklevel", "dtype"), dict(dim=None, _stacklevel=3, dtype=None))
-    elif node.op == "call_function" and node.target is torch.softmax or (
-            node.op == "call_method" and node.target == "softmax"):
-        values = _bound(node, ("input", "dim", "dtype"), dict(dtype=None))
+    elif node.op == "call_function" and node.target is getattr(torch.nn.functional, name):
+        values = bound(node, ("input", "dim", "_stacklevel", "dtype"), dict(dim=None, _stacklevel=3, dtype=None))
+    elif node.op == "call_function" and node.target is getattr(torch, name) or (
+            node.op == "call_method" and node.target == name):
+        values = bound(node, ("input", "dim", "dtype"), dict(dtype=None))
     return values and _Softmax(values["input"], values["dim"], values["dtype"], module)
 
 
-def _factors_of(node):
+def _is_softmax(module, expected):
+    """True if the module is still the softmax that was fused."""
+    cls, dim = expected
+    return route.sees_into_modules() and why_not_plain(module, cls) is None and module.dim == dim
+
+
+# input: a node; how: rewrite_losses' (dim, dtype, temperature); nodes: softmax, and the division by a temperature
+_Logits = namedtuple("_Logits", "input how nodes module")
+_DIVISIONS = (operator.truediv, torch.div, torch.true_divide, torch.divide, "div", "true_divide", "divide")
+
+
+def _logits_of(trace, node, is_log):
+    """What the node takes softmax of; None if it is another node, or one that onepass has nothing for."""
+    softmax = softmax_of(trace, node, is_log)
+    if not softmax or type(softmax.dimension) is not int or softmax.dtype not in (None, torch.float32):
+        return None
+    divided = softmax.input
+    if not isinstance(divided, torch.fx.Node):
+        return None
+    if divided.op in ("call_function", "call_method") and divided.target in _DIVISIONS and len(divided.users) == 1:
+        values = bound(divided, ("input", "other"), {})
+        if values and isinstance(values["input"], torch.fx.Node) and (
+                type(values["other"]) in (int, float) and 0 < values["other"] < math.inf):
+            how = softmax.dimension, softmax.dtype, values["other"]
+            return _Logits(values["input"], how, (node, divided), softmax.module)
+    return _Logits(divided, (softmax.dimension, softmax.dtype, None), (node,), softmax.module)
+
+
+def _why_not_student(trace, node, last, call, logits):
+    """Why log_softmax cannot move into the loss; None if it can."""
+    if len(call.input.users) > 1 or call.target is call.input:
+        return "log_softmax is used elsewhere too"
+    if not isinstance(call.target, torch.fx.Node):
+        return "the target is not a tensor"
+    if call.size_average is not None or call.reduce is not None:
+        return "size_average or reduce is given"
+    if call.divisor is not None or call.semantics != semantics_of(call.log_target):
+        return "the loss has a divisor or semantics of its own"
+    if call.reduction == "none" and last is node:
+        return "reduction='none' asks for every element, which kl_div_logits does not make"
+    if node.op == "call_module":
+        why = why_not_loss(trace.module(node.target))
+        if why:
+            return "the loss: " + why
+    if logits is None:
+        return "log_softmax names no dimension, or another type than float32"
+    if logits.module:
+        why = why_not_plain(trace.module(logits.module), torch.nn.LogSoftmax)
+        if why:
+            return "%s: %s" % (logits.module, why)
+    return _why_not_later(trace, logits.nodes[-1], last, logits.input, "log_softmax")
+
+
+def _sum_of(node):
+    """(the only user of the node, the dimension that it sums over); (the node, None) if it is not such."""
+    user = next(iter(node.users), None)
+    if len(node.users) == 1 and (user.op == "call_method" and user.target == "sum" or
+                                 user.op == "call_function" and user.target is torch.sum):
+        values = bound(user, ("input", "dim"), {})
+        dim = values and values["dim"]
+        if isinstance(dim, (list, tuple)) and len(dim) == 1:
+            dim = dim[0]
+        if type(dim) is int:
+            return user, dim
+    return node, None
+
+
+def _teacher_of(trace, last, call):
+    """(logits that the loss's target is softmax of, nodes that are not needed then, whether it is detached); None if it
+    is none, or has to stay."""
+    target, nodes = call.target, ()
+    if isinstance(target, torch.fx.Node) and target.op in ("call_function", "call_method") and (
+            _name(target) == "detach" and len(target.users) == 1 and len(target.args) == 1):
+        target, nodes = target.args[0], (target,)
+    logits = _logits_of(trace, target, call.log_target)
+    if logits is None or len(target.users) > 1:
+        return None
+    cls = torch.nn.LogSoftmax if call.log_target else torch.nn.Softmax
+    if logits.module and why_not_plain(trace.module(logits.module), cls):
+        return None
+    is_detached = bool(nodes) or not _is_recorded(target)
+    if _why_not_later(trace, logits.nodes[-1], last, logits.input, "softmax", is_detached):
+        return None
+    return logits, nodes + logits.nodes, is_detached
+
+
+def fuse_softmax(trace, node, call, found):
+    """kl_div of log_softmax -> onepass.torch.kl_div_logits, the target's softmax included where it can be. Returns
+    (what it is, why it stays)."""
+    student = _logits_of(trace, call.input, True)
+    last, summed = _sum_of(node) if call.reduction == "none" else (node, None)
+    what = "log_softmax, " + call.what
+    why = _why_not_student(trace, node, last, call, student)
+    if why:
+        return what, why
+    reduction = call.reduction if last is node else summed
+    for teacher in (_teacher_of(trace, last, call), None):
+        targets, how = (call.target, None) if teacher is None else (teacher[0].input, teacher[0].how)
+        why = trace.why_not(lambda s, t: rewrite_losses.why_not_kl_div(s, t, student.how, how, reduction,
+                                                                       call.log_target), student.input, targets)
+        if not why:
+            break
+    if why:
+        return what, why
+    nodes, modules = student.nodes, [(student.module, torch.nn.LogSoftmax)]
+    if teacher is not None:
+        what = "log_softmax, %s, %s" % ("log_softmax" if call.log_target else "softmax", call.what)
+        nodes += teacher[1]
+        modules.append((teacher[0].module, torch.nn.LogSoftmax if call.log_target else torch.nn.Softmax))
+        if teacher[2]:
+            with trace.graph.inserting_before(last):
+                targets = trace.graph.call_function(torch.detach, (targets,))
+    for path, cls in modules:
+        if path:
+            trace.guard(_is_softmax, path, (cls, trace.module(path).dim))
+    if node.op == "call_module":
+        trace.guard(_is_loss, node.target, (call.reduction, call.log_target, call.divisor, call.semantics))
+    found.replace(node, what, "onepass.torch.kl_div_logits")
+    put(trace, last, kl_div_of_softmax, (student.input, targets, student.how, how, reduction, call.log_target,
+                                         call.warns), {})
+    for each in ((node,) if last is not node else ()) + nodes:
+        trace.graph.erase_node(each)
+    return what, None
+
+
+_CROSS_ENTROPY = ("input", "target", "weight", "size_average", "ignore_index", "reduce", "reduction", "label_smoothing")
+_CROSS_ENTROPY_DEFAULTS = dict(weight=None, size_average=None, ignore_index=-100, reduce=None, reduction="mean",
+                               label_smoothing=0.0)
+
+
+def why_not_cross_entropy_loss(module):
+    """Why a torch.nn.CrossEntropyLoss stays what it is; None if it need not."""
+    if module.label_smoothing and route.VERSION < (1, 12):
+        return "before PyTorch 1.12 label_smoothing counts rows that are ignored"
+    return why_not_plain(module, torch.nn.CrossEntropyLoss)
+
+
+def _why_not_cross_entropy(trace, values):
+    for name in ("size_average", "ignore_index", "reduce", "reduction", "label_smoothing"):
+        if isinstance(values[name], torch.fx.Node):
+            return "%s is not known before the call" % name
+    if values["size_average"] is not None or values["reduce"] is not None:
+        return "size_average or reduce is given"
+    smoothing = values["label_smoothing"]
+    if values["reduction"] not in ("none", "mean", "sum") or not (
+            type(smoothing) in (int, float) and 0 <= smoothing <= 1 and type(values["ignore_index"]) is int):
+        return "reduction=%r, label_smoothing=%r, ignore_index=%r are not known here" % (
+            values["reduction"], smoothing, values["ignore_index"])
+    if smoothing and route.VERSION < (1, 12):
+        return "before PyTorch 1.12 label_smoothing counts rows that are ignored"
+    return trace.why_not(functools.partial(rewrite_losses.why_not_cross_entropy, label_smoothing=smoothing),
+                         values["input"], values["target"], values["weight"])
+
+
+def cross_entropy(trace, node, found):
+    """cross_entropy -> onepass.torch.cross_entropy."""
+    if node.op != "call_function" or node.target is not torch.nn.functional.cross_entropy:
+        return
+    values = bound(node, _CROSS_ENTROPY, _CROSS_ENTROPY_DEFAULTS)
+    why = _why_not_cross_entropy(trace, values) if values else "its arguments are not known"
+    if why:
+        return found.refuse(node, "cross_entropy", why)
+    found.replace(node, "cross_entropy", "onepass.torch.cross_entropy")
+    put(trace, node, rewrite_losses.cross_entropy, tuple(values[name] for name in (
+        "input", "target", "weight", "ignore_index", "reduction", "label_smoothing")), {})
+
+
+# ---- linear layer, batch normalisation, scale, softmax ---------------------------------------------------------------
+
+_PRODUCTS = (operator.mul, torch.mul, getattr(torch, "multiply", torch.mul), "mul", "multiply")
+
+
+def factors_of(node):
     """(a, b) of a product a * b; None if the node is none."""
     if node.op in ("call_function", "call_method") and node.target in _PRODUCTS:
-        values = _bound(node, ("input", "other"), {})
+        values = bound(node, ("input", "other"), {})
         return values and (values["input"], values["other"])
     return None
 
 
 def _input_of(trace, node, cls):
-    """The input of the module of this class, or derived from it, that the node calls; None if it calls none."""
+    """The input of the module of this class (or of one of several), or derived from it, that the node calls; None if it
+    calls none."""
     if isinstance(node, torch.fx.Node) and node.op == "call_module" and isinstance(trace.module(node.target), cls):
-        values = _bound(node, ("input",), {})
+        values = bound(node, ("input",), {})
         return values and values["input"]
     return None
+
+
+_BATCH_NORMS = torch.nn.BatchNorm1d, torch.nn.SyncBatchNorm
 
 
 def _head_of(trace, node):
     """(nodes of the linear layer, batch normalisation, product with the scale or None; the scale) before a softmax;
     None if that is not what is there."""
     product, scale, bn = None, None, node
-    if isinstance(node, torch.fx.Node) and _factors_of(node):
-        for bn, scale in zip(_factors_of(node), reversed(_factors_of(node))):
-            if _input_of(trace, bn, torch.nn.BatchNorm1d) is not None:
+    if isinstance(node, torch.fx.Node) and factors_of(node):
+        for bn, scale in zip(factors_of(node), reversed(factors_of(node))):
+            if _input_of(trace, bn, _BATCH_NORMS) is not None:
                 product = node
                 break
-    gemm = _input_of(trace, bn, torch.nn.BatchNorm1d)
+    gemm = _input_of(trace, bn, _BATCH_NORMS)
     if gemm is None or _input_of(trace, gemm, torch.nn.Linear) is None:
         return None
     return gemm, bn, product, scale
+
+
+def _batch_norm_of(trace, bn):
+    """The class that the module is, or is derived from."""
+    return next(cls for cls in _BATCH_NORMS if isinstance(trace.module(bn.target), cls))
 
 
 def _why_not_scale(trace, scale, features):
@@ -323,11 +531,11 @@ def _why_not_head(trace, node, softmax, gemm, bn, product, scale):
     chain = [gemm, bn] + ([product] if product is not None else [])
     if any(len(each.users) > 1 for each in chain):
         return "a value between the linear layer and softmax is used elsewhere too"
-    if any(other not in chain and other.op != "get_attr" for other in _between(gemm, node)):
+    if any(other not in chain and other.op != "get_attr" for other in between(gemm, node)):
         return "something else is done between the linear layer and softmax"
     if type(softmax.dimension) is not int or softmax.dimension not in (1, -1) or softmax.dtype is not None:
         return "softmax has dim=%s, dtype=%s; it must be over the features and keep the type" % softmax[1:3]
-    modules = [(gemm.target, torch.nn.Linear), (bn.target, torch.nn.BatchNorm1d)]
+    modules = [(gemm.target, torch.nn.Linear), (bn.target, _batch_norm_of(trace, bn))]
     modules += [(softmax.module, torch.nn.Softmax)] if softmax.module else []
     for path, cls in modules:
         why = why_not_plain(trace.module(path), cls)
@@ -339,12 +547,12 @@ def _why_not_head(trace, node, softmax, gemm, bn, product, scale):
 def head(trace, node, found):
     """softmax(scale * bn(linear(x))) -> onepass.torch.linear_batch_norm_softmax, with the modules' own state. That the
     modules are plain is asked again in every call."""
-    softmax = _softmax_of(trace, node)
+    softmax = softmax_of(trace, node)
     chain = softmax and _head_of(trace, softmax.input)
     if not chain:
         return
     gemm, bn, product, scale = chain
-    what = "Linear, BatchNorm1d, %ssoftmax" % ("scale, " if product is not None else "")
+    what = "Linear, %s, %ssoftmax" % (_batch_norm_of(trace, bn).__name__, "scale, " if product is not None else "")
     why = _why_not_head(trace, node, softmax, *chain)
     if why:
         return found.refuse(node, what, why)
@@ -352,11 +560,11 @@ def head(trace, node, found):
         modules = [trace.graph.create_node("get_attr", path) for path in (gemm.target, bn.target)]
         over = trace.graph.create_node("get_attr", softmax.module) if softmax.module else softmax.dimension
     arguments = (_input_of(trace, gemm, torch.nn.Linear), *modules, scale, over)
-    _put(trace, node, linear_batch_norm_softmax_of, arguments, {})
+    put(trace, node, linear_batch_norm_softmax_of, arguments, {})
     for each in (product, bn, gemm):
         if each is not None:
             trace.graph.erase_node(each)
     found.replace(node, what, "onepass.torch.linear_batch_norm_softmax")
 
 
-PATTERNS = (kl_divergence, head)
+PATTERNS = (kl_divergence, cross_entropy, head)

@@ -1,104 +1,118 @@
-"""Symbolic traces of a module's forward that may stand in for it.
+"""A trace of a module's forward by torch.fx, with what it depends on.
 
-torch.fx runs forward once with stand-ins for its inputs and records what is done to them. What forward does besides is
-frozen or lost: attributes and flags are read once, no_grad regions vanish, attributes are set for good, random numbers
-are drawn once. Here the module is a shadow whose every attribute access is seen, and
-
-  - an attribute that was read becomes a guard: the trace holds while the attribute is what it was (a tensor: while it
-    is one; its value is read anew in every call), and so does a module-level variable;
-  - the gradient mode is part of the trace, and changes of it are recorded like operations;
-  - everything else of this kind is a reason to refuse.
-
-A trace is thus of one setting: a training flag, a gradient mode, and which optional arguments are given.
+A trace is of one setting: a training flag, a gradient mode, and which optional arguments are given. It holds while its
+guards do: the attributes and variables that forward reads still have the values they had. Tensors are read in every
+call.
 """
 
-import dataclasses
 import enum
 import functools
-import gc
 import inspect
 import operator
 import os
 import sys
+import traceback
 import types
-import warnings
 from collections import namedtuple
 
 import torch
 import torch.fx
 
-from onepass.torch import eager, rewrite_bytecode, rewrite_code, rewrite_copy
+from onepass.torch import rewrite_patterns
+from onepass.torch.rewrite_source import Refused, Source, is_torchs
 
-
-class _Refused(Exception):
-    """Ends a run of forward whose trace would not be the forward itself."""
-
-
-# training, grad: flags; given: the optional arguments, None by default, that are given. All others have their defaults.
 Setting = namedtuple("Setting", "training grad given")
 
-# test: 'same' (as value), 'tensor' (is one), 'type' (is one of value); path: from the module to an attribute.
-# test: 'global' (the same as value); path: a Python module and a name in it.
-Guard = namedtuple("Guard", "test path value")
+# test(value found, expected); holder: what the path begins at, None for the module itself
+Guard = namedtuple("Guard", "holder path test expected")
 
-_CONSTANTS = (bool, int, float, complex, str, bytes, type(None), type(...), torch.dtype, torch.device, torch.Size,
-              torch.layout, torch.memory_format, enum.Enum, type, types.FunctionType, types.BuiltinFunctionType)
-_MISSING = object()
-# Of what torch.nn.Module itself offers, forward may use this; the rest walks over parameters or changes the module.
-_HARMLESS = ("forward", "_call_impl", "_wrapped_call_impl", "_get_name", "extra_repr", "get_submodule", "get_parameter",
-             "get_buffer")
-
-
-def is_constant(value):
-    """True if the value cannot change while it is the same object."""
-    if type(value) in (tuple, frozenset):
-        return all(is_constant(part) for part in value)
-    return isinstance(value, _CONSTANTS)
+VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+MISSING = object()
+# A class may define these without being asked by a forward that uses its objects.
+_UNRELATED = ("__init__", "__new__", "__call__", "__init_subclass__", "__repr__", "__str__", "__dir__", "__hash__",
+              "__del__", "__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__copy__", "__deepcopy__",
+              "__annotate__", "__annotate_func__")
 
 
-def _is_own(frame):
-    """True for code that is not the model's author's: PyTorch's and ours."""
-    name = frame.f_globals.get("__name__") or ""
-    return name == "torch" or name.startswith(("torch.", "importlib.")) or _is_ours(frame)
+def special_method(cls):
+    """The name of a method of the class's own that Python may call without its name in the source, or None."""
+    for base in cls.__mro__:
+        if not is_torchs(base.__module__) and base is not object:
+            for name, entry in base.__dict__.items():
+                if name.startswith("__") and name not in _UNRELATED and isinstance(entry, types.FunctionType):
+                    return name
+    return None
 
 
-def _is_ours(frame):
-    name = frame.f_globals.get("__name__") or ""
-    return name.startswith("onepass.") or frame.f_code.co_filename == rewrite_code.FILENAME
+def is_same(a, b):
+    """Equal, where 1 is not True."""
+    return a is b or (type(a) is type(b) and a == b)
 
 
-def _line(frame):
-    """'model.py:12' of the innermost line that is the author's; "" outside of a run of forward."""
-    while frame is not None and _is_own(frame):
-        if frame.f_code is Trace._run.__code__:
-            return ""
-        frame = frame.f_back
-    return "" if frame is None else "%s:%d" % (os.path.basename(frame.f_code.co_filename), frame.f_lineno)
+def _is_tensor(value, _):
+    return isinstance(value, torch.Tensor)
 
 
-def _at(why, line):
-    return "%s, %s" % (why, line) if line else why
+def has_no_python(module):
+    """True if what it computes is not what its class's forward says."""
+    return isinstance(module, (torch.jit.ScriptModule, torch.fx.GraphModule))
 
 
-# ---- stand-ins for values -------------------------------------------------------------------------------------------
+def walk(module, is_closed, path="", seen=None):
+    """(path, module) of every module once, parents first. What is closed is not entered."""
+    seen = set() if seen is None else seen
+    if id(module) in seen:
+        return
+    seen.add(id(module))
+    yield path, module
+    if not is_closed(module):
+        for name, child in module._modules.items():
+            if child is not None:
+                yield from walk(child, is_closed, path + "." + name if path else name, seen)
+
+
+def subclass(base, namespace):
+    """A class derived from base, of its name, whose objects may become base's and the other way round."""
+    namespace = dict(namespace, __module__=base.__module__, __qualname__=base.__qualname__, __doc__=base.__doc__)
+    # Derived afterwards: a registry that base keeps of its subclasses (__init_subclass__) must not hear of it.
+    made = type(base)(base.__name__, (torch.nn.Module,), namespace)
+    made.__bases__ = (base,)
+    return made
+
+
+# ---- proxies --------------------------------------------------------------------------------------------------------
+
+
+def _as_call(name):
+    """An operator that torch.fx writes as a call. Of operator.iadd it makes a statement, a += b, which in the case of
+    a number rebinds another variable than forward did."""
+    function = getattr(operator, name)
+
+    def call(*arguments):
+        return function(*arguments)
+    call.__name__ = call.__qualname__ = name
+    return call
+
+
+_IN_PLACE = {name: _as_call(name) for name in (
+    "iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "imatmul", "iand", "ior", "ixor", "ilshift",
+    "irshift")}
+_setitem = _as_call("setitem")
 
 
 class _Recorded:
-    """What torch.fx.Proxy does not do: writing to a value is recorded, and nobody learns its class."""
-
-    @property
-    def __class__(self):
-        if self.tracer.watch.asking:
-            self.tracer.watch.refuse("it asks what a value is (isinstance)")
-        return type(self)
+    """Records what torch.fx.Proxy would lose: writing to a value, and what text is made of it."""
 
     def __getattr__(self, name):
-        if self.tracer.watch.asking:
-            self.tracer.watch.refuse("it asks what a value has (hasattr)")
         return _Attribute(self, name)
 
     def __setitem__(self, key, value):
-        self.tracer.create_proxy("call_function", rewrite_code.setitem, (self, key, value), {})
+        self.tracer.create_proxy("call_function", _setitem, (self, key, value), {})
+
+    def _refuse_text(self, *_):
+        self.tracer.refuse("it makes text of a value")
+
+    __str__ = __repr__ = __format__ = _refuse_text
 
 
 def _in_place(function):
@@ -107,7 +121,7 @@ def _in_place(function):
     return record
 
 
-for _name, _function in rewrite_code.IN_PLACE.items():
+for _name, _function in _IN_PLACE.items():
     setattr(_Recorded, "__%s__" % _name, _in_place(_function))
 
 
@@ -119,199 +133,195 @@ class _Attribute(_Recorded, torch.fx.proxy.Attribute):
     pass
 
 
-# ---- the shadow -----------------------------------------------------------------------------------------------------
+# ---- the trace ------------------------------------------------------------------------------------------------------
 
 
-class Shadow:
-    """A copy of a model whose modules tell `watch`, if there is one, what is done to them."""
-
-    def __init__(self, model):
-        self.watch = None
-        self._classes = {}
-        self._copies = rewrite_copy.copy_modules(model, rewrite_copy.has_no_python, self._spy_class)
-
-    def of(self, module):
-        return self._copies[id(module)]
-
-    def _spy_class(self, module):
-        base = type(module)
-        if base not in self._classes:
-            self._classes[base] = self._make_spy_class(base)
-        return self._classes[base]
-
-    def _make_spy_class(self, base):
-        shadow = self
-
-        def __getattribute__(module, name):
-            watch = shadow.watch
-            if watch is not None:
-                if name == "__class__":
-                    return base
-                if not name.startswith("__"):
-                    return watch.read(module, name, base)
-            return base.__getattribute__(module, name)
-
-        def __setattr__(module, name, value):
-            if shadow.watch is None:
-                base.__setattr__(module, name, value)
-            elif not shadow.watch.is_set_to_itself(module, name, value):
-                shadow.watch.refuse("it sets self.%s" % shadow.watch.path_of(module, name))
-
-        def __delattr__(module, name):
-            if shadow.watch is not None:
-                shadow.watch.refuse("it deletes self.%s" % shadow.watch.path_of(module, name))
-            base.__delattr__(module, name)
-
-        return rewrite_code.subclass(base, {
-            "__getattribute__": __getattribute__, "__setattr__": __setattr__, "__delattr__": __delattr__})
+def _line(frame):
+    """'model.py:12' of the innermost line that is neither PyTorch's nor ours; "" outside of forward."""
+    while frame is not None:
+        name = frame.f_globals.get("__name__") or ""
+        if frame.f_code is Trace.run.__code__:
+            return ""
+        if not (is_torchs(name) or name.startswith(("onepass.", "importlib."))):
+            return "%s:%d" % (os.path.basename(frame.f_code.co_filename), frame.f_lineno)
+        frame = frame.f_back
+    return ""
 
 
-def _on_class(base, name):
-    """(the class's own entry of that name, the class it is in)"""
-    for cls in base.__mro__:
-        if name in cls.__dict__:
-            return cls.__dict__[name], cls
-    return _MISSING, None
+class Trace(torch.fx.Tracer):
+    """One forward in one setting, as a graph that patterns may change.
 
+    forward gets a stand-in for the module whose every attribute access comes here: tensors are given as proxies,
+    constants become guards, the rest is refused.
+    """
 
-class _Watch:
-    """Sees one run of forward: attributes that are read, code that is run, contexts that are entered."""
-
-    def __init__(self, tracer, module):
-        self.tracer = tracer
+    def __init__(self, module, signature, setting):
+        super().__init__()
+        self.setting = setting
+        self.inputs = [each.name for each in list(signature.parameters.values())[1:] if each.kind not in VARIADIC
+                       and (each.default is each.empty or each.name in setting.given)]
         self.guards = {}
-        self.why = None
-        self.asking = False  # isinstance or hasattr is running
-        self.asked_for_grad = False
-        self.codes = {}
-        self._paths = {id(child): path for path, child in rewrite_copy.walk(module, rewrite_copy.has_no_python)}
+        self.lines = {}             # {node: the line it comes from}
+        self.changes_grad = False   # the graph sets the gradient mode
+        self._source = Source()
+        self._grad = setting.grad
+        self._signature = signature
+        self._modules = dict(walk(module, has_no_python))
+        self._paths = {id(each): path for path, each in self._modules.items()}
+        self._stand_ins = {}        # {id(module): its stand-in}
+        self._originals = {}        # {id(stand-in): module}
+        classes = {}
+        for each in self._modules.values():
+            if not has_no_python(each):
+                if type(each) not in classes:
+                    classes[type(each)] = self._stand_in_class(type(each))
+                made = object.__new__(classes[type(each)])
+                self._stand_ins[id(each)], self._originals[id(made)] = made, each
+
+    def run(self):
+        """Makes the graph. Refused: why it must not be used."""
+        module = self._modules[""]
+        forward = type(module).forward
+        self._source.check(forward, type(module), is_forward=True)
+
+        def call(*values):
+            values = dict(zip(self.inputs, values))
+            positional, named = [], {}
+            for each in list(self._signature.parameters.values())[1:]:
+                if each.kind is each.KEYWORD_ONLY:
+                    named[each.name] = values.get(each.name, each.default)
+                elif each.kind not in VARIADIC:
+                    positional.append(values.get(each.name, each.default))
+            return forward(self._stand_ins[id(module)], *positional, **named)
+
+        self._call = call
+        profile = sys.getprofile()
+        with torch.set_grad_enabled(self.setting.grad):
+            try:
+                self.trace(call)
+            except Refused:
+                raise
+            except Exception as error:
+                frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+                text = (str(error).strip().splitlines() or [""])[0]
+                raise Refused(", ".join(filter(None, ["it cannot be traced: %s: %s" % (type(error).__name__, text),
+                                                      _line(frames[-1])]))) from None
+            finally:
+                sys.setprofile(profile)  # an old torch.fx switches it off
+        if self._source.tests_for_none and any(map(self._may_be_none, self.graph.nodes)):
+            raise Refused("it compares a value by `is`, which may be None")
+        for holder, name, value in self._source.variables.values():
+            self.guard(is_same, name, value, holder)
 
     def refuse(self, why):
-        # Kept besides: the author's code may catch every exception.
-        self._note(why)
-        raise _Refused(why)
+        raise Refused(", ".join(filter(None, [why, _line(sys._getframe(1))])))
 
-    def path_of(self, module, name=None):
-        path = self._paths.get(id(module))
+    def module(self, path):
+        """The module that a call_module node calls."""
+        return self._modules[path]
+
+    def guard(self, test, path, expected=None, holder=None):
+        """The graph holds only while the test does."""
+        guard = Guard(holder, tuple(path.split(".")), test, expected)
+        self.guards[id(holder), path, test] = guard
+
+    def why_not_tensors(self, *nodes):
+        """None: what they are is seen in a call, which refuses what the library does not have."""
+
+    def why_not(self, test, *nodes):
+        """None: the test is made in a call."""
+
+    def depends_on_training(self):
+        return any(guard.path[-1] == "training" for guard in self.guards.values())
+
+    def depends_on_grad(self):
+        return self.changes_grad or self._source.reads_grad_mode
+
+    def _may_be_none(self, node):
+        if node.op == "call_module":
+            return not rewrite_patterns.is_pytorchs(self.module(node.target))
+        return node.op in ("call_function", "call_method") and (
+            not rewrite_patterns.is_known(node) or node.target in (getattr, operator.getitem))
+
+    # ---- attributes of modules
+
+    def _stand_in_class(self, base):
+        def __getattribute__(this, name):
+            if name == "__class__":
+                return base
+            return base.__getattribute__(this, name) if name.startswith("__") else self._read(this, name)
+
+        def __setattr__(this, name, value):
+            # The second half of self.tensor += 1, of which the first has done everything, or a refusal.
+            changed = value.node.args[0] if isinstance(value, _Value) and (
+                value.node.target in _IN_PLACE.values()) else None
+            if changed is None or changed.op != "get_attr" or changed.target != self._path(this, name):
+                self.refuse("it sets self.%s" % self._path(this, name))
+
+        return subclass(base, {"__getattribute__": __getattribute__, "__setattr__": __setattr__})
+
+    def _path(self, stand_in, name=None):
+        path = self._paths.get(id(self._originals.get(id(stand_in), stand_in)))
         if path is None or (not path and name is None):
             self.refuse("it uses a module that is not one of its submodules")
-        if name is None:
-            return path
-        return path + "." + name if path else name
+        return ".".join(filter(None, [path, name]))
 
-    def guard(self, test, path, value=None):
-        self.guards[Guard(test, path, value)] = True
+    def _read(self, stand_in, name):
+        """stand_in.name as Python finds it: the class's properties, the instance, the class, torch.nn.Module's
+        tables."""
+        module = self._originals[id(stand_in)]
+        state, base = module.__dict__, type(module)
+        owner = next((cls for cls in base.__mro__ if name in cls.__dict__), None)
+        entry = owner.__dict__[name] if owner else MISSING
+        if name == "_modules":
+            return types.MappingProxyType({key: self._stand_ins.get(id(child), child) for key, child in
+                                           module._modules.items()})
+        if name == "training":
+            return self._value(stand_in, name, self.setting.training)
+        if not isinstance(entry, property):
+            if name in state:
+                return self._value(stand_in, name, state[name])
+            if isinstance(entry, functools.cached_property):
+                self.refuse("it sets self.%s, a cached property" % self._path(stand_in, name))
+        if entry is MISSING:
+            for table in ("_parameters", "_buffers", "_modules"):
+                if name in state[table]:
+                    return self._value(stand_in, name, state[table][name])
+            raise AttributeError("'%s' object has no attribute '%s'" % (base.__name__, name))
+        if owner is torch.nn.Module and name not in ("forward", "get_submodule"):
+            self.refuse("it calls %s of torch.nn.Module" % name)
+        if not hasattr(type(entry), "__get__"):
+            return self._value(stand_in, name, entry)
+        function = entry.fget if isinstance(entry, property) else getattr(entry, "__func__", entry)
+        if not isinstance(function, types.FunctionType):
+            self.refuse("it reads self.%s, a %s" % (self._path(stand_in, name), type(entry).__name__))
+        # torch.fx reads forward of a module that is called, but does not run it.
+        if not is_torchs(owner.__module__) and not (
+                name == "forward" and is_torchs(sys._getframe(2).f_globals.get("__name__"))):
+            self._source.check(function, base, is_bound_to_class=isinstance(entry, classmethod))
+        return entry.__get__(stand_in, base)
 
-    def read(self, module, name, base):
-        """module.name, as Python finds it: descriptors of the class, instance, class, torch.nn.Module's tables."""
-        state = object.__getattribute__(module, "__dict__")
-        entry, owner = _on_class(base, name)
-        if hasattr(type(entry), "__set__"):
-            return base.__getattribute__(module, name)
-        if name in ("_parameters", "_buffers"):
-            self.refuse("it walks over parameters or buffers")
-        if isinstance(entry, functools.cached_property) and name not in state:
-            self.refuse("it sets self.%s, a cached property" % self.path_of(module, name))
-        if name in state:
-            if name == "_modules" or (name != "training" and name in _MODULE_STATE):
-                return state[name]
-            return self._value(module, name, state[name])
-        if entry is not _MISSING:
-            if owner is torch.nn.Module and name not in _HARMLESS:
-                self.refuse("it calls %s of torch.nn.Module" % name)
-            if hasattr(type(entry), "__get__"):
-                return base.__getattribute__(module, name)
-            return self._value(module, name, entry)
-        for table in ("_parameters", "_buffers", "_modules"):
-            if name in state[table]:
-                return self._value(module, name, state[table][name])
-        return base.__getattribute__(module, name)
-
-    def is_set_to_itself(self, module, name, value):
-        """True for the second half of self.tensor += 1, of which the first has done everything."""
-        if not isinstance(value, _Value) or value.node.target not in rewrite_code.IN_PLACE.values():
-            return False
-        changed = value.node.args[0]
-        return changed.op == "get_attr" and changed.target == self.path_of(module, name)
-
-    def _value(self, module, name, value):
-        path = self.path_of(module, name)
+    def _value(self, stand_in, name, value):
+        path = self._path(stand_in, name)
         if isinstance(value, torch.Tensor):
-            self.guard("tensor", path)
-            return self.tracer.create_proxy("get_attr", path, (), {})
-        if is_constant(value):
-            self.guard("same", path, value)
-            return value
+            self.guard(_is_tensor, path)
+            return self.create_proxy("get_attr", path, (), {})
         if isinstance(value, torch.nn.Module) and id(value) in self._paths:
-            return value
-        if type(value) is types.MethodType and id(value.__self__) in self._paths:
-            return value
-        self.refuse("it reads self.%s, which may change: its type is %s" % (path, type(value).__name__))
+            special = special_method(type(value))
+            if special:
+                self.refuse("self.%s: its class has a %s of its own" % (path, special))
+            return self._stand_ins.get(id(value), value)
+        if type(value) is types.MethodType and id(value.__self__) in self._stand_ins:
+            self._source.check(value.__func__, type(value.__self__))
+            return types.MethodType(value.__func__, self._stand_ins[id(value.__self__)])
+        self._source.accept(value, "self." + path, self.refuse)
+        self.guard(is_same, path, value)
+        return value
 
-    def profile(self, frame, event, what):
-        """As sys.setprofile calls it."""
-        if event == "call":
-            self._called(frame)
-        elif event == "c_call":
-            self._called_builtin(frame, what)
-        elif what is isinstance or what is hasattr:  # not by ==: the value that a function returns is in it, too
-            self.asking = False
+    # ---- what torch.fx asks of a tracer
 
-    def _called(self, frame):
-        code = frame.f_code
-        if not _is_own(frame):
-            if code not in self.codes:
-                enclosing = frame.f_locals if code.co_freevars else {}
-                self.codes[code] = frame.f_globals, {name: enclosing.get(name) for name in code.co_freevars}
-        elif frame.f_globals.get("__name__") == "torch.utils.checkpoint":
-            self._note("it uses torch.utils.checkpoint")
-        if code.co_name == "__enter__" and code.co_argcount:
-            self._entered(frame)
-
-    def _called_builtin(self, frame, what):
-        own = _is_own(frame)
-        if what is isinstance or what is hasattr:
-            self.asking = not own or frame.f_code is torch.is_tensor.__code__
-        elif (what is print or what is warnings.warn) and not own:
-            self._note("it prints or warns")
-        elif what is torch.is_grad_enabled or what is torch._C._set_grad_enabled:
-            self.asked_for_grad = self.asked_for_grad or not _is_ours(frame)
-        elif isinstance(getattr(what, "__self__", None), type) and issubclass(what.__self__, torch.autograd.Function):
-            self._note("it calls an autograd function, %s, whose gradient would be lost" % what.__self__.__name__)
-
-    def _entered(self, frame):
-        context = frame.f_locals.get(frame.f_code.co_varnames[0])
-        if isinstance(context, (torch.no_grad, torch.enable_grad, torch.set_grad_enabled)):
-            return
-        # PyTorch enters contexts of its own; as a decorator of the author's it enters these two.
-        if not _is_own(frame.f_back) or isinstance(context, (torch.autocast, torch.inference_mode)):
-            self._note("it enters a context, %s" % type(context).__name__)
-
-    def _note(self, why):
-        """Refuses once forward has run: what sys.setprofile calls must not raise."""
-        if self.why is None:
-            self.why = _at(why, _line(sys._getframe(1)))
-
-
-_MODULE_STATE = tuple(torch.nn.Module().__dict__)
-
-
-# ---- the tracer -----------------------------------------------------------------------------------------------------
-
-
-def _modes():
-    """Modes that a trace does not record, so that they must not change."""
-    return eager.autocast_is_on("cuda"), eager.autocast_is_on("cpu"), torch.is_inference_mode_enabled()
-
-
-class _Tracer(torch.fx.Tracer):
-    def __init__(self, module, grad):
-        super().__init__()
-        self.watch = _Watch(self, module)
-        self.lines = {}
-        self.changes_grad = False
-        self._grad = grad
-        self._modes = _modes()
+    def create_args_for_root(self, root_fn, is_module, concrete_args=None):
+        return self._call, [self.create_proxy("placeholder", name, (), {}) for name in self.inputs]
 
     def create_node(self, kind, target, args, kwargs, name=None, type_expr=None):
         grad = torch.is_grad_enabled()
@@ -319,8 +329,6 @@ class _Tracer(torch.fx.Tracer):
             self._grad = grad
             self.changes_grad = True
             super().create_node("call_function", torch.set_grad_enabled, (grad,), {})
-        if _modes() != self._modes:
-            self.watch.refuse("it changes autocast or the inference mode")
         node = super().create_node(kind, target, args, kwargs, name, type_expr)
         self.lines[node] = _line(sys._getframe(1))
         return node
@@ -329,141 +337,30 @@ class _Tracer(torch.fx.Tracer):
         return _Value(node, self)
 
     def create_arg(self, a):
-        if isinstance(a, torch.fx.Proxy):
-            return a.node
         if isinstance(a, torch.Tensor):
-            self.watch.refuse("it uses a tensor that is not made from its inputs nor held by it")
-        if (isinstance(a, (tuple, list, dict)) and type(a) not in (tuple, list, dict, torch.Size)
-                and not hasattr(a, "_fields") or dataclasses.is_dataclass(a)):
-            self.watch.refuse("it uses a value of type %s, of which a trace would make another" % type(a).__name__)
+            self.refuse("it uses a tensor that is not made from its inputs nor held by it")
+        for kind in (int, float):
+            if isinstance(a, kind) and type(a) not in (kind, bool):
+                a = kind(a)  # of NumPy's, or of an enumeration: torch.fx writes numbers as they are printed
+        if isinstance(a, enum.Enum):
+            self.refuse("it computes with a value of type %s" % type(a).__name__)
         return super().create_arg(a)
 
     def call_module(self, m, forward, args, kwargs):
-        if not _on_class(type(m), "__call__")[1].__module__.startswith("torch."):
+        call = next(cls for cls in type(m).__mro__ if "__call__" in cls.__dict__)
+        if not is_torchs(call.__module__):
             # It has run already, and would run again where the recorded call runs.
-            self.watch.refuse("it calls a module whose class has a __call__ of its own")
-        return self.create_proxy("call_module", self.watch.path_of(m), args, kwargs)
+            self.refuse("it calls a module whose class has a __call__ of its own")
+        return self.create_proxy("call_module", self._path(m), args, kwargs)
 
     def to_bool(self, obj):
         frame = sys._getframe(1)
-        while _is_own(frame):
+        while is_torchs(frame.f_globals.get("__name__")) or frame.f_globals is globals():
             frame = frame.f_back
-        if rewrite_bytecode.is_assertion(frame):
-            self.create_proxy("call_function", torch._assert, (obj, "assertion in " + _line(frame)), {})
-            return True
-        self.watch.refuse("its control flow depends on values")
+        if (frame.f_code.co_filename, frame.f_lineno) not in self._source.assertions:
+            self.refuse("its control flow depends on values")
+        self.create_proxy("call_function", torch._assert, (obj, "assertion in " + _line(frame)), {})
+        return True
 
     def iter(self, obj):
-        self.watch.refuse("it iterates over a value")
-
-
-class Trace:
-    """One forward in one setting, as a graph that may be changed; or why there is none."""
-
-    def __init__(self, shadow, module, signature, setting):
-        """module: an original that is in the shadow; signature: of its forward."""
-        shadowed = shadow.of(module)
-        for _, child in rewrite_copy.walk(shadowed, rewrite_copy.has_no_python):
-            if not rewrite_copy.has_no_python(child):
-                child.__dict__["training"] = setting.training
-        self.setting = setting
-        self.inputs = rewrite_code.inputs_of(signature, setting.given)
-        self.graph = None
-        self._modules = dict(rewrite_copy.walk(module, rewrite_copy.has_no_python))
-        with torch.set_grad_enabled(setting.grad):
-            self._tracer = _Tracer(shadowed, setting.grad)
-            self.why = self._run(shadow, shadowed, type(module).forward, signature)
-        self._watch = self._tracer.watch
-
-    def _run(self, shadow, shadowed, forward, signature):
-        """Makes the graph. Returns why it must not be used, or None."""
-        watch = self._tracer.watch
-        profile, collects = sys.getprofile(), gc.isenabled()
-
-        def run(*values):
-            positional, named = rewrite_code.arguments(signature, dict(zip(self.inputs, values)))
-            shadow.watch = watch
-            gc.disable()  # finalizers and callbacks of a collection would be taken for calls that forward makes
-            sys.setprofile(watch.profile)
-            try:
-                return forward(shadowed, *positional, **named)
-            finally:
-                sys.setprofile(profile)
-                if collects:
-                    gc.enable()
-                shadow.watch = None
-
-        author = inspect.unwrap(forward)
-        with rewrite_code.same_random_numbers() as drawn:
-            try:
-                self.graph = self._tracer.trace(rewrite_code.function_of(run, self.inputs, author.__globals__))
-            except Exception as error:
-                return watch.why or _reason(error)
-            finally:
-                sys.setprofile(profile)  # an old torch.fx switches it off
-        if watch.why is None and drawn:
-            return "it draws random numbers that its inputs have no part in"
-        if watch.why is None:
-            watch.why, read = rewrite_bytecode.examine(
-                watch.codes, author.__code__, any(map(self._may_be_none, self.graph.nodes)), is_constant)
-            for place, value in read.items():
-                watch.guard("global", place, value)
-        return watch.why
-
-    @property
-    def lines(self):
-        """{node: the line it comes from}"""
-        return self._tracer.lines
-
-    @property
-    def changes_grad(self):
-        """The gradient mode is set in the graph."""
-        return self._tracer.changes_grad
-
-    def depends_on_grad(self):
-        return self._watch.asked_for_grad or self._tracer.changes_grad
-
-    def _may_be_none(self, node):
-        """True if a value that forward sees here could be None, or hold None."""
-        if node.op == "call_module":
-            return not is_pytorchs(self.module(node.target))
-        if node.op in ("call_function", "call_method"):
-            return not is_known(node) or node.target in (getattr, operator.getitem)
-        return False
-
-    def depends_on_training(self):
-        return any(guard.test == "same" and guard.path.split(".")[-1] == "training" for guard in self._watch.guards)
-
-    def module(self, path):
-        """The original's module that a call_module node calls."""
-        return self._modules[path]
-
-    def guards(self):
-        return tuple(self._watch.guards)
-
-    def guard(self, test, path, value):
-        """The graph holds only while this does, too."""
-        self._watch.guard(test, path, value)
-
-
-def is_pytorchs(module):
-    """True for a module of PyTorch's own, which takes tensors and gives tensors."""
-    return type(module).__module__.startswith("torch.")
-
-
-def is_known(node):
-    """True if the function or method that the node calls is one of PyTorch's or Python's own."""
-    if node.op == "call_method":
-        return hasattr(torch.Tensor, node.target)
-    module = getattr(node.target, "__module__", None) or "torch"  # builtin functions of PyTorch's have none
-    return module.split(".")[0] in ("torch", "operator", "_operator", "builtins", "math")
-
-
-def _reason(error):
-    frames = []
-    trace = error.__traceback__
-    while trace is not None:
-        frames.append(trace.tb_frame)
-        trace = trace.tb_next
-    text = (str(error).strip().splitlines() or [""])[0]
-    return _at("it cannot be traced: %s: %s" % (type(error).__name__, text), _line(frames[-1]))
+        self.refuse("it iterates over a value")
