@@ -1,30 +1,84 @@
 #!/usr/bin/env python3
 """Says whether the results in bench/results are about the GPU code in this tree: exit 0 if fresh, 1 if stale.
 
-A result file carries a digest of everything under src/cuda and of the tests that ran with it. One file whose digest is
-that of the tree, and whose tests all passed, is fresh evidence. No GPU is needed.
+A result file carries a digest of the device code, of the host code that launches it and of the tests that ran with it.
+Device code is every .cu file and, from whatever folder, all that it includes; `evidence.py --check BUILD` compares that
+list with what nvcc says it has read. One file whose digest is that of the tree, and whose tests all passed, is fresh
+evidence. No GPU is needed. What was tried of the releases of PyTorch (releases.py) is said too, and changes nothing of
+the exit code.
 """
 import glob
 import hashlib
 import json
 import os
+import re
 import sys
 
+import releases
+
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-COVERED = ["src/cuda/*", "tests/test_cuda.c", "tests/cuda_*.[ch]", "tests/test_head_cuda.c", "tests/head_cuda_case.*",
-           "tests/test_split_cuda.c", "tests/split_*.[ch]", "tests/tensor_core.*",
-           "tests/kl_cases.*", "tests/test_kl.c", "tests/test_kl_special.c", "tests/test_tool_cuda.py",
-           "tests/python/test_torch_errors.py"]
+CPU_LOSSES = os.path.join(ROOT, "bench", "results", "cpu-losses.json")  # cpu_losses.py's
+HOST = ["src/cuda/*.[ch]", "src/*/cuda*.[ch]"]
+TESTS = ["tests/test_cuda.c", "tests/cuda_*.[ch]", "tests/test_head_cuda.c", "tests/head_cuda_case.*",
+         "tests/test_logits_cuda.c", "tests/test_split_cuda.c", "tests/split_*.[ch]", "tests/tensor_core.*",
+         "cases/*.[ch]", "tests/entry_points.*", "tests/kl_cases.*", "tests/test_kl.c",
+         "tests/test_kl_special.c", "tests/test_tool_cuda.py", "tests/python/test_torch_errors.py"]
+_INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]+"([^"]+)"', re.MULTILINE)
+
+
+def device_files():
+    """The .cu files and what they include, as paths from the root; an include names its file from src."""
+    waiting = [os.path.relpath(path, ROOT) for pattern in ("src/*/*.cu", "tests/*.cu")
+               for path in glob.glob(os.path.join(ROOT, pattern))]
+    found = set()
+    while waiting:
+        path = waiting.pop().replace(os.sep, "/")
+        if path in found:
+            continue
+        found.add(path)
+        with open(os.path.join(ROOT, path), encoding="utf-8") as file:
+            waiting += ["src/" + name for name in _INCLUDE.findall(file.read())
+                        if os.path.exists(os.path.join(ROOT, "src", name))]
+    return found
 
 
 def covered_files():
     """Paths from the root of the tree, sorted."""
-    found = set()
-    for pattern in COVERED:
+    found = device_files()
+    for pattern in HOST + TESTS:
         for path in glob.glob(os.path.join(ROOT, pattern)):
             if os.path.isfile(path):
                 found.add(os.path.relpath(path, ROOT).replace(os.sep, "/"))
     return sorted(found)
+
+
+def read_by_nvcc(build):
+    """The files of this tree that nvcc has read for a build: from its dependency files, a line of words each."""
+    found = set()
+    lists = glob.glob(os.path.join(build, "cuda", "*.fatbin.d"))
+    for path in lists:
+        with open(path, encoding="utf-8") as file:
+            text = file.read().replace("\\\n", " ")
+        for word in re.findall(r"(?:\\ |\S)+", text.partition(":")[2]):
+            path = os.path.relpath(os.path.realpath(os.path.join(build, word.replace("\\ ", " "))), ROOT)
+            if not path.startswith(".."):
+                found.add(path.replace(os.sep, "/"))
+    return found if lists else None
+
+
+def check(build):
+    """Is what the digest covers what nvcc reads? Exit 0, 1, or 77 if the build has no kernels."""
+    read = read_by_nvcc(build)
+    if read is None:
+        print("%s has no kernels" % build)
+        return 77
+    known = device_files()
+    for path in sorted(read - known):
+        print("nvcc reads %s, which the digest leaves out" % path)
+    for path in sorted(known - read):
+        print("the digest covers %s, which nvcc does not read" % path)
+    print("%d files of device code" % len(read))
+    return 0 if read == known else 1
 
 
 def digest():
@@ -39,9 +93,9 @@ def digest():
 
 
 def results():
-    """The result files, newest date first, as (path, contents)."""
+    """The result files of GPUs, newest date first, as (path, contents)."""
     found = []
-    for path in glob.glob(os.path.join(ROOT, "bench", "results", "*.json")):
+    for path in set(glob.glob(os.path.join(ROOT, "bench", "results", "*.json"))) - {releases.PATH, CPU_LOSSES}:
         with open(path, encoding="utf-8") as file:
             found.append((os.path.relpath(path, ROOT), json.load(file)))
     return sorted(found, key=lambda pair: pair[1].get("date", ""), reverse=True)
@@ -57,6 +111,19 @@ def judge(result, tree_digest):
     return ""
 
 
+def say_releases():
+    """What was tried of the PyTorch releases. Said, not judged: it takes an hour and 40 GB of downloads."""
+    entries, tree_digest = releases.load(), releases.digest()
+    fresh = [version for version, entry in entries.items() if entry["digest"] == tree_digest]
+    failed = [version for version in entries if entries[version]["failed"]]
+    stale = [version for version in entries if version not in fresh]
+    words = ["PyTorch releases %s: %s tried with this package" % (
+        "fresh" if fresh and not stale else "stale", ", ".join(fresh) or "none")]
+    words += ["with another one %s (./dev releases VERSION tries one)" % ", ".join(stale)] if stale else []
+    words += ["failures on %s" % ", ".join(failed)] if failed else []
+    print("; ".join(words))
+
+
 def main():
     tree_digest = digest()
     fresh = False
@@ -69,8 +136,9 @@ def main():
             tests.get("failed"), tests.get("skipped"), " (%s)" % why if why else ""))
     if not results():
         print("GPU evidence stale: bench/results holds none; ./dev gpu makes it on a machine with a GPU")
+    say_releases()
     return 0 if fresh else 1
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(check(sys.argv[2]) if sys.argv[1:2] == ["--check"] else main())

@@ -6,14 +6,14 @@ inputs: 256 MB are written to empty the second-level cache, then one run is time
 rounds is reported with the quantiles 0.2 and 0.8. Small shapes, which a launch would drown, are timed as a CUDA graph
 of many calls, for everyone, with a warm cache; what a launch from Python costs is reported beside it.
 
+ours is the library by itself (calls.py); pytorch is the same work through onepass.torch, autograd included.
 floor_ms is a plain read of the same bytes (src/cuda/probe.cu), or torch.add of the same three tensors where a gradient
 is written. error is relative to float64 of the same inputs, of a result stored in float32 (in float64 for float64
 inputs); error_before_rounding is that of the same result stored in float64; grad_error is the gradient's, in the
 Frobenius norm.
 extra_bytes is memory beyond the inputs at the peak, a gradient included.
-pytorch is the same work through onepass.torch, autograd included.
-Rows of the head and of linear are in gpu_head.py, which says what differs. fp32 products over shapes, "products" in the
-result, are in gpu_products.py.
+Rows of the head and of linear are in gpu_head.py, those of losses from logits in gpu_losses.py, which say what differs.
+fp32 products over shapes, "products" in the result, are in gpu_products.py.
 """
 import argparse
 import datetime
@@ -27,6 +27,8 @@ import time
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 sys.path.insert(0, os.path.join(ROOT, "bench"))
+if "onepass" not in sys.modules:
+    sys.path.insert(0, os.path.join(ROOT, "build", "python"))
 import evidence  # noqa: E402
 
 try:
@@ -34,10 +36,12 @@ try:
     import torch.nn.functional as F
 except ImportError:
     sys.exit("gpu_bench.py: PyTorch is needed, for memory, streams and rivals")
+import onepass.torch  # noqa: E402
 import gpu_head  # noqa: E402
+import gpu_losses  # noqa: E402
 import gpu_products  # noqa: E402
-from gpu_timing import GRAPH_CALLS, Flush, peak_growth, summary, time_cold, time_small  # noqa: E402
-from onepass_ctypes import KlCall, Library, ReadProbe  # noqa: E402
+from calls import KlCall, plain_read  # noqa: E402
+from gpu_timing import GRAPH_CALLS, Flush, host_milliseconds, peak_growth, summary, time_cold, time_small  # noqa: E402
 
 ROUNDS = 40
 
@@ -143,7 +147,6 @@ def torch_loss(form, cast):
 
 def onepass_loss(form):
     """The same through onepass.torch."""
-    import onepass.torch
     function = onepass.torch.kl_div if form.startswith("log_probs") else onepass.torch.kl_div_probs
     log_t = form in ("probs_log_probs", "log_probs_log_probs")
     return lambda p, t: function(p, t, reduction="batchmean", log_target=log_t)
@@ -173,13 +176,10 @@ class Rival:
 class Bench:
     def __init__(self, arguments):
         self.arguments = arguments
-        sys.path.insert(0, os.path.join(ROOT, arguments.build, "python"))
-        self.library = Library(os.path.join(ROOT, arguments.build, "libonepass.so"))
-        self.probe = ReadProbe(os.path.join(ROOT, arguments.build, "cuda", "probe.fatbin"))
         self.flush = Flush()
         self.rounds = 10 if arguments.quick else ROUNDS
         self.device, self.quick, self.compile = "cuda", arguments.quick, arguments.compile
-        self.peak_growth = peak_growth
+        self.peak_growth, self.host_milliseconds = peak_growth, host_milliseconds
         self.rows, self.products = [], []
 
     def wanted(self, name):
@@ -189,22 +189,26 @@ class Bench:
         """The median of each run, cold cache."""
         return {name: summary(values)["ms"] for name, values in time_cold(runs, self.flush, rounds).items()}
 
-    def finish(self, row, runs, begun, small=False):
-        """Times the runs ("ours", "floor", "pytorch" and rivals), completes the row, keeps and prints it."""
+    def finish(self, row, runs, begun, small=False, most_rounds=ROUNDS):
+        """Times the runs ("ours", "floor", rivals and, if there is such a way, "pytorch"), completes the row, keeps and
+        prints it."""
         time.sleep(0.3)  # an idle moment: clocks recover
+        rounds = min(self.rounds, most_rounds)
         if small:
-            samples, launches, refused = time_small(runs, self.rounds)
+            samples, launches, refused = time_small(runs, rounds)
             row["protocol"] = "graph of %d calls, warm cache" % GRAPH_CALLS
         else:
-            samples, launches, refused = time_cold(runs, self.flush, self.rounds), {}, {}
+            samples, launches, refused = time_cold(runs, self.flush, rounds), {}, {}
             row["protocol"] = "cold cache"
-        row["rounds"] = self.rounds
+        row["rounds"] = rounds
         row.update(summary(samples["ours"]))
         row["floor_ms"] = summary(samples["floor"])["ms"]
         row["share_of_floor"] = round(row["floor_ms"] / row["ms"], 4)
-        row["pytorch"].update(summary(samples["pytorch"]))
         if "ours" in launches:
             row["launch_ms"] = round(launches["ours"], 6)
+        if "pytorch" in samples:
+            row["pytorch"].update(summary(samples["pytorch"]))
+        if "pytorch" in launches:
             row["pytorch"]["launch_ms"] = round(launches["pytorch"], 6)
         for rival_name in row["rivals"]:
             if rival_name in samples:
@@ -214,8 +218,9 @@ class Bench:
             if rival_name in refused:
                 row["rivals"][rival_name]["graph"] = refused[rival_name][:200]
         self.rows.append(row)
-        print("%-42s %8.4f ms (%.4f-%.4f)  in PyTorch %.4f  floor %.4f  error %.1e  %s  [%.0f s]" % (
-            row["id"], row["ms"], row["ms_q20"], row["ms_q80"], row["pytorch"]["ms"], row["floor_ms"], row["error"],
+        print("%-42s %8.4f ms (%.4f-%.4f)  in PyTorch %s  floor %.4f  error %.1e  %s  [%.0f s]" % (
+            row["id"], row["ms"], row["ms_q20"], row["ms_q80"],
+            "%.4f" % row["pytorch"]["ms"] if "pytorch" in samples else "-", row["floor_ms"], row["error"],
             "  ".join("%s %s %s" % (key, "%.4f" % rival["ms"] if "ms" in rival else "-",
                                     "%.1e" % rival["error"] if "error" in rival else rival.get("failed", "?"))
                       for key, rival in row["rivals"].items()), time.time() - begun), flush=True)
@@ -231,13 +236,13 @@ class Bench:
         def error_of(value):
             return abs(value.double().item() - exact) / abs(exact)
 
-        ours = KlCall(self.library, form, predictions, targets, backward)
+        ours = KlCall(form, predictions, targets, backward)
         row = {"id": name, "form": form, "shape": list(predictions.shape),
                "dtype": str(predictions.dtype).replace("torch.", ""), "value": exact}
         row["error"] = error_of(ours())
-        wide = KlCall(self.library, form, predictions, targets, False, torch.float64)
+        wide = KlCall(form, predictions, targets, False, torch.float64)
         row["error_before_rounding"] = error_of(wide())
-        wide.close()
+        del wide
         row["workspace_bytes"] = ours.workspace_bytes
         row["extra_bytes"] = ours.workspace_bytes
         if backward:
@@ -248,7 +253,7 @@ class Bench:
             gradient = ours.gradient
             runs["floor"] = lambda: torch.add(predictions, targets, out=gradient)
         else:
-            runs["floor"] = self.probe.over(both)
+            runs["floor"] = plain_read(both)
 
         through = Rival(onepass_loss(form), predictions, targets, backward)
         through()
@@ -278,7 +283,6 @@ class Bench:
             row["rivals"]["compile"]["note"] = "inputs cast to float32 inside the compiled function"
 
         self.finish(row, runs, begun, small)
-        ours.close()
         del ours, runs, rivals, through, both, predictions, targets, inputs
         gc.collect()
         torch.cuda.empty_cache()
@@ -314,6 +318,7 @@ class Bench:
             inputs = close_inputs(n, n, difference)
             self.row("kl_small_" + name, "probs_probs", inputs, False)
             del inputs
+        gpu_losses.rows(self)
         gpu_head.rows(self)
         if self.wanted("products"):
             self.products = gpu_products.entries(self)
@@ -334,7 +339,7 @@ def read_logs(directory):
             status = int(file.read())
         checks = re.search(r"(\d+) checks, (\d+) failed", text)
         errors = re.search(r"ERROR SUMMARY: (\d+) error|RACECHECK SUMMARY: (\d+) hazard", text)
-        sanitizer = name[:-4] in ("memcheck", "memcheck_split", "initcheck", "racecheck", "synccheck")
+        sanitizer = name[:-4].startswith("memcheck") or name[:-4] in ("initcheck", "racecheck", "synccheck")
         passed = int(checks.group(1)) - int(checks.group(2)) if checks else 0
         failed = int(checks.group(2)) if checks else 0
         if sanitizer:  # one check of its own: the same tests have been counted already
@@ -367,7 +372,6 @@ def short_name(device):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--build", default="build", help="the build directory")
     parser.add_argument("--logs", default="build/gpu", help="logs of the tests that ran")
     parser.add_argument("--out", default="", help="the result file; default bench/results/<gpu>.json")
     parser.add_argument("--only", default="", help="rows whose id matches; writes only with --out")

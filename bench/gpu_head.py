@@ -1,7 +1,7 @@
 """The rows of the head and of linear, for gpu_bench.py: P2, softmax(scale * bn(gemm(x))), 1024 x 8192 x 8192.
 
-As for KL ours (through the C interface), onepass.torch, PyTorch eager, torch.compile and the floor take turns on the
-same inputs. What differs: floor_ms is the matrix products alone, and error is that of the output in the Frobenius norm,
+As for KL ours (the library by itself), onepass.torch, PyTorch eager, torch.compile and the floor take turns on the same
+inputs. What differs: floor_ms is the matrix products alone, and error is that of the output in the Frobenius norm,
 relative to float64 of the same stored numbers, and grad_error the larger of those of the gradients to input and weight.
 p2_tf32 allows TF32, to everyone; the float32 rows allow it to nobody. torch.compile is left out of rows where it costs
 time and tells nothing new: eval, and the linear layer alone, which is one product.
@@ -21,7 +21,8 @@ import time
 import torch
 import torch.nn.functional as F
 
-from onepass_ctypes import FP32_FULL, FP32_TF32, FP32_VENDOR, HeadCall, LinearCall
+import onepass.torch
+from calls import FP32_FULL, FP32_TF32, FP32_VENDOR, HeadCall, LinearCall
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 SHAPE, QUICK_SHAPE = (1024, 8192, 8192), (96, 256, 200)  # batch, inputs, outputs
@@ -145,7 +146,7 @@ def add_contestants(bench, row, runs, exact, through, rivals):
 
 
 class Ours:
-    """Another call of the C interface as a rival."""
+    """Another call of the library as a rival."""
 
     def __init__(self, call):
         self.call = call
@@ -157,7 +158,6 @@ class Ours:
 
 def p2_row(bench, name, model, compiled, x, upstream):
     """One row; the model is in the mode that is measured, and everyone starts from its state."""
-    import onepass.torch
     begun = time.time()
     _, tf32, train, backward, _ = ROWS[name]
     model.train(train)
@@ -167,7 +167,7 @@ def p2_row(bench, name, model, compiled, x, upstream):
     ours_model = onepass.torch.LinearBatchNormSoftmax(inputs, outputs, device=x.device, dtype=x.dtype)
     ours_model.load_state_dict(model.state_dict())
     split = x.dtype is torch.float32 and not tf32
-    ours = HeadCall(bench.library, copy.deepcopy(model), x, upstream, FP32_TF32 if tf32 else FP32_FULL)
+    ours = HeadCall(copy.deepcopy(model), x, upstream, FP32_TF32 if tf32 else FP32_FULL)
     row = start_row(name, "head", x, outputs, ours, exact)
     row.update(train=train, tf32=tf32)
     row["floor"], floor = (split_floor if split else mm_floor)(x, model.gemm.weight.detach(), backward)
@@ -175,20 +175,13 @@ def p2_row(bench, name, model, compiled, x, upstream):
     if compiled is not None:
         rivals["compile"] = Pass(model, x, upstream, compiled)
     if split:
-        rivals["vendor"] = Ours(HeadCall(bench.library, copy.deepcopy(model), x, upstream, FP32_VENDOR))
+        rivals["vendor"] = Ours(HeadCall(copy.deepcopy(model), x, upstream, FP32_VENDOR))
         if not backward:
-            rivals["prepared"] = Ours(HeadCall(bench.library, copy.deepcopy(model), x, prepare=True))
+            rivals["prepared"] = Ours(HeadCall(copy.deepcopy(model), x, prepared=True))
     runs = {"ours": ours, "floor": floor}
     add_contestants(bench, row, runs, exact, Pass(ours_model.train(train), x, upstream), rivals)
     del exact
     bench.finish(row, runs, begun)
-    close(ours, rivals)
-
-
-def close(ours, rivals):
-    """The handles of every call of the C interface."""
-    for call in [ours] + [rival.call for rival in rivals.values() if isinstance(rival, Ours)]:
-        call.close()
 
 
 def p2_inputs(bench, dtype):
@@ -206,21 +199,19 @@ def p2_inputs(bench, dtype):
 
 
 def linear_row(bench, name="linear_fp32"):
-    import onepass.torch
     begun = time.time()
     model, x, _ = p2_inputs(bench, torch.float32)
     weight, bias = model.gemm.weight.detach(), model.gemm.bias.detach()
     exact = Exact(F.linear(x.double(), weight.double(), bias.double()))
-    ours = LinearCall(bench.library, x, weight, bias)
+    ours = LinearCall(x, weight, bias)
     row = start_row(name, "linear", x, weight.shape[0], ours, exact)
     row["floor"], floor = split_floor(x, weight, False)
     rivals = {"eager": lambda: (F.linear(x, weight, bias), ()),
-              "vendor": Ours(LinearCall(bench.library, x, weight, bias, FP32_VENDOR)),
-              "prepared": Ours(LinearCall(bench.library, x, weight, bias, prepare=True))}
+              "vendor": Ours(LinearCall(x, weight, bias, FP32_VENDOR)),
+              "prepared": Ours(LinearCall(x, weight, bias, prepared=True))}
     runs = {"ours": ours, "floor": floor}
     add_contestants(bench, row, runs, exact, lambda: (onepass.torch.linear(x, weight, bias), ()), rivals)
     bench.finish(row, runs, begun)
-    close(ours, rivals)
 
 
 def clean(bench):

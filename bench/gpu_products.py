@@ -14,7 +14,7 @@ import os
 
 import torch
 
-from onepass_ctypes import FP32_FULL, FP32_SPLIT, FP32_VENDOR, Handles, LinearCall
+from calls import FP32_FULL, FP32_SPLIT, FP32_VENDOR, LinearCall
 
 SIZES = (16, 64, 256, 1024, 4096, 16384)
 QUICK_SHAPES = ((16, 64, 64), (48, 192, 80), (33, 256, 129))
@@ -62,12 +62,12 @@ def errors(x, weight, outputs):
     return {name: ((output[::step].double() - exact).norm() / exact.norm()).item() for name, output in outputs.items()}
 
 
-def entry(bench, handles, shape, seed):
+def entry(bench, shape, seed):
     m, n, k = shape
     x, weight = inputs_of(bench.device, m, n, k, seed)
 
-    def call(products, prepare=False):
-        return LinearCall(bench.library, x, weight, None, prepare=prepare, handles=handles[products])
+    def call(products, prepared=False):
+        return LinearCall(x, weight, None, products, prepared)
     calls = {"vendor": call(FP32_VENDOR), "split": call(FP32_SPLIT), "prepared": call(FP32_SPLIT, True)}
     ways = {name: calls[name]() for name in ("vendor", "split")}
     made = {"shape": list(shape), "seed": seed, "chosen": chosen(call(FP32_FULL)(), ways)}
@@ -82,17 +82,14 @@ def entry(bench, handles, shape, seed):
 
 
 def entries(bench):
-    """One for each shape; one that fails is reported, not fatal. A handle serves all shapes: making it takes longer
-    than most products."""
+    """One for each shape; one that fails is reported, not fatal."""
     seed = int.from_bytes(os.urandom(4), "little")
     print("fp32 products, seed %d" % seed)
-    handles = {products: Handles(bench.library, bench.device, products)
-               for products in (FP32_FULL, FP32_SPLIT, FP32_VENDOR)}
     found = []
     for shape in QUICK_SHAPES if bench.quick else shapes():
         name = "%d x %d x %d" % shape
         try:
-            made = entry(bench, handles, shape, seed)
+            made = entry(bench, shape, seed)
             print("%-22s cuBLAS %8.4f ms  split %8.4f  prepared %8.4f  errors %.1e %.1e  chosen: %s%s" % (
                 name, made["vendor_ms"], made["split_ms"], made["prepared_ms"], made["vendor_error"],
                 made["split_error"], made["chosen"],
@@ -104,6 +101,4 @@ def entries(bench):
         gc.collect()
         if bench.device == "cuda":
             torch.cuda.empty_cache()
-    for each in handles.values():
-        each.close()
     return found

@@ -1,5 +1,6 @@
-"""Times and memory of work on a GPU, for gpu_bench.py, which has the protocol."""
+"""Times and memory of work on a GPU, for gpu_bench.py, which has the protocol; cpu_losses.py shares the summary."""
 import statistics
+import time
 
 import torch
 
@@ -36,7 +37,7 @@ def events():
 
 
 def time_cold(runs, flush, rounds):
-    """Milliseconds of each run, a list a name; all take turns."""
+    """Milliseconds of each run, a list per name; all take turns."""
     for run in runs.values():
         for _ in range(3):
             run()
@@ -93,6 +94,17 @@ def time_small(runs, rounds):
     launched = time_cold({name: many(run) for name, run in runs.items()}, lambda: None, max(5, rounds // 4))
     launches = {name: statistics.median(values) / GRAPH_CALLS for name, values in launched.items()}
     return samples, launches, refused
+
+
+def host_milliseconds(run, calls=8):
+    """What a call costs the host that only gives the device its work, the device still busy with the calls before."""
+    torch.cuda.synchronize()
+    begun = time.perf_counter()
+    for _ in range(calls):
+        run()
+    taken = time.perf_counter() - begun
+    torch.cuda.synchronize()
+    return round(1e3 * taken / calls, 6)
 
 
 def summary(values):

@@ -1,16 +1,19 @@
 #!/usr/bin/env python3
-"""Writes the tables of the documents from the files in bench/results: README.md's between <!-- results --> and
-<!-- /results -->, and docs/performance.md's of fp32 products between <!-- products --> and <!-- /products -->.
+"""Writes the tables of the documents from the files in bench/results, each between <!-- NAME --> and <!-- /NAME -->:
+a few rows in README.md (results), all of them in docs/performance.md (all results), fp32 products there too (products),
+losses and small calls on a CPU (cpu losses, cpu calls), and the releases of PyTorch in docs/python.md (releases).
 
   table.py --write   puts them there
   table.py --check   exit 1 if what is there is not what would be written
   table.py           prints them
 """
 import argparse
+import json
 import os
 import sys
 
 import evidence
+import releases
 
 # The rows by their ids, in words; ids that are not here are shown as they are, after these.
 WORDS = {
@@ -40,6 +43,18 @@ WORDS = {
     "kl_small_6e-3": "divergence of 6e-3, forward",
     "kl_small_8e-5": "divergence of 8e-5, forward",
     "kl_small_8e-7": "divergence of 8e-7, forward",
+    "kl_logits_bf16_forward": "KL of logits, 8192 x 128256 bf16, forward",
+    "kl_logits_bf16_forward_backward": "KL of logits, 8192 x 128256 bf16, forward + backward",
+    "reverse_kl_logits_bf16_forward_backward": "reverse KL of logits, 8192 x 128256 bf16, forward + backward",
+    "js_logits_bf16_forward_backward": "JS of logits, 8192 x 128256 bf16, forward + backward",
+    "tv_logits_bf16_forward_backward": "total variation of logits, 8192 x 128256 bf16, forward + backward",
+    "cross_entropy_bf16_forward_backward": "cross-entropy, 8192 x 128256 bf16, forward + backward",
+    "token_log_probs_bf16_forward": "token log-probabilities and entropy, 8192 x 128256 bf16, forward",
+    "token_log_probs_bf16_forward_backward": "token log-probabilities and entropy, 8192 x 128256 bf16, forward, then backward",
+    "kl_logits_fp32_4096x32000_forward_backward": "KL of logits, 4096 x 32000, forward + backward",
+    "kl_logits_fp32_256x1000_forward_backward": "KL of logits, 256 x 1000, forward + backward *",
+    "kl_logits_fp32_4096x1000_forward_backward": "KL of logits, 4096 x 1000, forward + backward *",
+    "kl_logits_fp32_65536x100_forward_backward": "KL of logits, 65536 x 100, forward + backward *",
     "p2_bf16_train": "P2 bf16 training forward",
     "p2_tf32_train": "P2 TF32 training forward",
     "p2_fp32_train": "P2 training forward",
@@ -49,6 +64,10 @@ WORDS = {
     "p2_fp32_forward_backward": "P2 training forward + backward",
     "linear_fp32": "linear, 1024 x 8192 x 8192",
 }
+for _loss, _words in (("kl_logits", "KL of logits"), ("cross_entropy", "cross-entropy of logits")):
+    for _width in (100, 1000, 32000, 50257, 128257, 151936, 256000):
+        WORDS["%s_bf16_width_%d_forward_backward" % (_loss, _width)] = (
+            "%s, 2^27 of them in rows of %d, bf16, forward + backward" % (_words, _width))
 
 
 def milliseconds(value):
@@ -119,10 +138,37 @@ def ways_table(rows):
     return lines
 
 
+NOT_MEASURED = "No GPU has been measured yet: `./dev gpu` does it."
+
+# README's rows: what a reader asks first.
+FEW = ("kl_logits_bf16_forward_backward", "cross_entropy_bf16_forward_backward", "p1_forward", "p1_forward_backward",
+       "p2_fp32_forward_backward", "p2_bf16_train")
+
+
+def short_table(path, result):
+    rows = {row["id"]: row for row in result["rows"]}
+    columns = ["work", "onepass", "torch.compile", "eager", "error", "eager's error", "memory", "eager's memory"]
+    lines = ["%s, PyTorch %s, %s. Milliseconds, median, cold cache; error relative to float64; memory beyond the inputs."
+             % (result["device"], result.get("torch", "not there"), result["date"]), "",
+             "| " + " | ".join(columns) + " |", "|---" * len(columns) + "|"]
+    for name in FEW:
+        if name not in rows:
+            continue
+        row = rows[name]
+        eager, compiled = row["rivals"].get("eager", {}), row["rivals"].get("compile", {})
+        lines.append("| %s | **%s** | %s | %s | %s | %s | %s | %s |" % (
+            WORDS[name], milliseconds(row["ms"]), milliseconds(compiled.get("ms")), milliseconds(eager.get("ms")),
+            error(row.get("error")), error(eager.get("error")), size(row.get("extra_bytes")),
+            size(eager.get("extra_bytes"))))
+    return "\n".join(lines)
+
+
+def short_tables(found):
+    return "\n\n".join(short_table(path, result) for path, result in found) or NOT_MEASURED
+
+
 def tables(found):
-    if not found:
-        return "No GPU has been measured yet: `./dev gpu` does it."
-    return "\n\n".join(table(path, result) for path, result in found)
+    return "\n\n".join(table(path, result) for path, result in found) or NOT_MEASURED
 
 
 # ---- products --------------------------------------------------------------------------------------------------------
@@ -165,10 +211,90 @@ def product_tables(found):
     return "\n\n".join(product_table(path, result) for path, result in found)
 
 
+# ---- on a CPU --------------------------------------------------------------------------------------------------------
+
+NO_CPU = "Nothing has been measured yet: `python3 bench/cpu_losses.py` does it."
+
+
+def cpu_result():
+    """What cpu_losses.py wrote; None if it is not there."""
+    if not os.path.exists(evidence.CPU_LOSSES):
+        return None
+    with open(evidence.CPU_LOSSES, encoding="utf-8") as file:
+        return json.load(file)
+
+
+def circumstances(result):
+    return "%s, %s, %d of %d cores, PyTorch %s, %s (`%s`), time %s." % (
+        result["machine"], result["level"], result["threads"], result["cores"], result["torch"], result["date"],
+        os.path.relpath(evidence.CPU_LOSSES, evidence.ROOT), result["clock"])
+
+
+CPU_WORDS = {"kl": "KL of logits", "cross_entropy": "cross-entropy"}
+
+
+def cpu_loss_table(result):
+    if result is None:
+        return NO_CPU
+    columns = ["value and gradient", "onepass", "eager", "torch.compile", "eager / onepass", "compile / onepass",
+               "library alone", "of reading", "error", "eager's error", "gradient's", "eager's"]
+    lines = [circumstances(result) + " Milliseconds, median of rounds in turn; ratios: the median over rounds.", "",
+             "| " + " | ".join(columns) + " |", "|---" * len(columns) + "|"]
+    for row in result["rows"]:
+        eager, compiled = row["rivals"]["eager"], row["rivals"]["compile"]
+        lines.append("| %s, %s, %s | **%s** | %s | %s | %.2f | %.2f | %s | %.0f%% | %s | %s | %s | %s |" % (
+            CPU_WORDS[row["loss"]], row["dtype"], " x ".join("%d" % extent for extent in row["shape"]),
+            milliseconds(row["ms"]), milliseconds(eager["ms"]), milliseconds(compiled["ms"]), eager["ratio"],
+            compiled["ratio"], milliseconds(row["library"]["ms"]), 100 * row["library"]["share_of_read"],
+            error(row["error"]), error(eager["error"]),
+            error(row["grad_error"]), error(eager["grad_error"])))
+    return "\n".join(lines)
+
+
+def cpu_call_table(result):
+    if result is None:
+        return NO_CPU
+    columns = ["call", "shape", "work", "onepass", "eager", "onepass / eager"]
+    lines = [circumstances(result) + " Microseconds, median of rounds in turn.", "", "| " + " | ".join(columns) + " |",
+             "|---" * len(columns) + "|"]
+    for call in result["calls"]:
+        lines.append("| %s | %s | %s | **%.1f** | %.1f | %.2f |" % (
+            call["function"], " x ".join("%d" % extent for extent in call["shape"]), call["work"], call["us"],
+            call["eager_us"], call["share"]))
+    return "\n".join(lines)
+
+
+# ---- releases of PyTorch ---------------------------------------------------------------------------------------------
+
+
+def release_table(entries):
+    """Of what releases.load() gives: checks passed in each part, failures in bold; what is left out."""
+    if not entries:
+        return "No release has been tried yet: `./dev releases` does it."
+    lines = ["Checks that passed (`./dev releases`; 1.10.2 and the newest run the whole suite in `./dev test`):", "",
+             "| PyTorch | Python | " + " | ".join(releases.PARTS) + " |", "|---" * (2 + len(releases.PARTS)) + "|"]
+    for version, entry in entries.items():
+        cells = []
+        for part in releases.PARTS:
+            count = entry["parts"].get(part)
+            cells.append("not tried" if count is None else
+                         "%d" % count["passed"] + (", **%d failed**" % count["failed"] if count["failed"] else ""))
+        lines.append("| %s | %s | %s |" % (version, entry["python"], " | ".join(cells)))
+    lines += ["", "What a release cannot do, as its tests say (how many checks that leaves out):", ""]
+    for version, entry in entries.items():
+        reasons = ["%s (%d)" % (why, count) for why, count in sorted(entry["left_out"].items())]
+        lines.append("- %s: %s." % (version, "; ".join(reasons) or "nothing is left out"))
+    return "\n".join(lines)
+
+
 # ---- the documents ---------------------------------------------------------------------------------------------------
 
 # document, name of its section, who makes it of the results
-SECTIONS = (("README.md", "results", tables), ("docs/performance.md", "products", product_tables))
+SECTIONS = (("README.md", "results", short_tables), ("docs/performance.md", "all results", tables),
+            ("docs/performance.md", "products", product_tables))
+CPU_SECTIONS = (("docs/performance.md", "cpu losses", cpu_loss_table),
+                ("docs/performance.md", "cpu calls", cpu_call_table))
+RELEASES = "docs/python.md", "releases"
 
 
 def with_section(text, name, made):
@@ -205,12 +331,15 @@ def main():
     parser.add_argument("--write", action="store_true")
     parser.add_argument("--check", action="store_true")
     arguments = parser.parse_args()
-    found = evidence.results()
+    found, on_cpu = evidence.results(), cpu_result()
     if not arguments.write and not arguments.check:
-        print("\n\n".join(make(found) for _, _, make in SECTIONS))
+        print("\n\n".join([make(found) for _, _, make in SECTIONS] + [make(on_cpu) for _, _, make in CPU_SECTIONS]
+                          + [release_table(releases.load())]))
         return 0
-    return max([put(evidence.ROOT, document, name, make(found), not arguments.write)
-                for document, name, make in SECTIONS])
+    made = [(document, name, make(found)) for document, name, make in SECTIONS]
+    made += [(document, name, make(on_cpu)) for document, name, make in CPU_SECTIONS]
+    made.append(RELEASES + (release_table(releases.load()),))
+    return max([put(evidence.ROOT, *each, not arguments.write) for each in made])
 
 
 if __name__ == "__main__":
