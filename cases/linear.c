@@ -5,18 +5,6 @@
 
 /* ---- sums of products -------------------------------------------------------------------------------------------- */
 
-void case_product_add(case_product *sum, long double a, long double b)
-{
-    long double size_a = fabsl(a), size_b = fabsl(b);
-    sum->value += a * b;
-    sum->size += fabsl(a * b);
-    sum->most_a = size_a > sum->most_a ? size_a : sum->most_a;
-    sum->most_b = size_b > sum->most_b ? size_b : sum->most_b;
-    sum->sum_a += size_a;
-    sum->sum_b += size_b;
-    sum->n++;
-}
-
 long double case_roundoff(onepass_dtype promoted)
 {
     return promoted.bits == 64 ? 0x1p-53L : 0x1p-24L;
@@ -36,7 +24,8 @@ long double case_product_error(const case_product *sum, case_arithmetic arithmet
     /* Chunks of 64, up to 16 parts, and the twice as many steps of the older tensor cores. */
     long double chunks = ceill(n / 64);
     long double split = (44.5L + (chunks - 1) / 2 + 8) * 0x1p-23L * sum->size * (1 + 0x1p-7L) +
-                        0x1p-38L * (sum->most_a * sum->sum_b + sum->most_b * sum->sum_a) + 0x1p-150L;
+                        0x1p-38L * ((long double)sum->most_a * sum->sum_b + (long double)sum->most_b * sum->sum_a) +
+                        0x1p-150L;
     return split > chain ? split : chain;
 }
 

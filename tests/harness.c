@@ -243,6 +243,15 @@ int test_covers(onep_level level)
 #endif
 }
 
+int test_is_slow(onep_level level)
+{
+#ifdef TEST_EMULATED
+    return 1;
+#else
+    return level == ONEP_REF || level == ONEP_SCALAR;
+#endif
+}
+
 void test_print_levels(void)
 {
     printf("%s: levels run:", test.name);

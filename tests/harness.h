@@ -125,6 +125,9 @@ void test_start_workers(int32_t threads);
  * so under it only the best one is. */
 int test_covers(onep_level level);
 
+/* The reference, the scalar level, and any under an emulator: large shapes take turns with the types there. */
+int test_is_slow(onep_level level);
+
 /* Prints which levels run here and which do not. */
 void test_print_levels(void);
 

@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """Compiles src/*/*.cu for sm_80 with the device compiler of CUDA 11.8: none but *_sm90a.cu needs more than CUDA 11.
 
-The compiler (NVRTC) and its headers are wheels on PyPI, kept in a cache outside the checkout. Where they can neither be
-found nor fetched the test says so and ends with 77, which ctest shows as skipped. No GPU and no driver is needed.
+The compiler (NVRTC) and its headers are wheels on PyPI, kept in a cache outside the checkout, and so is what it made of
+a source, by the text of all that it read. Where the wheels can neither be found nor fetched the test says so and ends
+with 77, which ctest shows as skipped. No GPU and no driver is needed.
 """
 import ctypes
 import glob
@@ -41,8 +42,25 @@ def wheel_directory():
     return directory
 
 
+def text_of(source):
+    """The source and all of src that it includes, in a fixed order, each after its name."""
+    found, waiting = {}, [source]
+    while waiting:
+        path = waiting.pop()
+        if path not in found and os.path.exists(path):
+            with open(path, "rb") as file:
+                found[path] = file.read()
+            waiting += [os.path.join(ROOT, "src", name.decode())
+                        for name in re.findall(rb'^[ \t]*#[ \t]*include[ \t]+"([^"]+)"', found[path], re.MULTILINE)]
+    return b"".join(os.path.relpath(path, ROOT).encode() + b"\0" + found[path] + b"\0" for path in sorted(found))
+
+
 class Nvrtc:
+    # nvcc takes hexadecimal floating-point numbers in C++14 too; NVRTC wants C++17 for them, as the standard does.
+    OPTIONS = ["-arch=sm_80", "-std=c++17"]
+
     def __init__(self, directory):
+        self.made = os.path.join(directory, "made")
         libraries = os.path.join(directory, "nvidia", "cuda_nvrtc", "lib")
         for builtins in glob.glob(os.path.join(libraries, "libnvrtc-builtins.so.*")):
             ctypes.CDLL(builtins, mode=ctypes.RTLD_GLOBAL)  # NVRTC asks for it by name alone
@@ -62,10 +80,25 @@ class Nvrtc:
         getattr(self.library, "nvrtcGet%s" % kind)(program, memory)
         return memory.raw[:size.value]
 
+    def compile_once(self, source):
+        """compile, or what it made of the same text before."""
+        key = hashlib.sha256(repr((WHEELS, self.OPTIONS)).encode() + text_of(source)).hexdigest()
+        path = os.path.join(self.made, key[:32])
+        if os.path.exists(path):
+            with open(path, "rb") as file:
+                return file.read(), ""
+        cubin, log = self.compile(source)
+        if cubin:
+            os.makedirs(self.made, exist_ok=True)
+            partial = "%s.%d" % (path, os.getpid())
+            with open(partial, "wb") as file:
+                file.write(cubin)
+            os.rename(partial, path)
+        return cubin, log
+
     def compile(self, source, root=ROOT):
         """The code for sm_80, or None, and what the compiler said. root: where src with the headers is."""
-        # nvcc takes hexadecimal floating-point numbers in C++14 too; NVRTC wants C++17 for them, as the standard does.
-        options = ["-arch=sm_80", "-std=c++17", "-I" + os.path.join(root, "src"), "-I" + self.include]
+        options = self.OPTIONS + ["-I" + os.path.join(root, "src"), "-I" + self.include]
         program = ctypes.c_void_p()
         with open(source, "rb") as file:
             code = self.library.nvrtcCreateProgram(ctypes.byref(program), file.read(), source.encode(), 0, None, None)
@@ -91,7 +124,7 @@ def main():
     failed = 0
     for source in sources:
         begun = time.time()
-        cubin, log = nvrtc.compile(source)
+        cubin, log = nvrtc.compile_once(source)
         name = os.path.relpath(source, ROOT)
         kernels = len(set(re.findall(rb"\.text\.(\w+)", cubin))) if cubin else 0
         if kernels:

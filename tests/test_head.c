@@ -12,11 +12,6 @@
 
 #include "head_cases.h"
 
-static int slow_level(int level)
-{
-    return level == ONEP_REF || level == ONEP_SCALAR;
-}
-
 /* Each shape with its reason. */
 static void test_shapes(int level)
 {
@@ -37,7 +32,8 @@ static void test_shapes(int level)
     for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++)
         for (int type = 0; type < ONEP_FLOAT_TYPES; type++)
             for (int running = 0; running < 2; running++) {
-                if (slow_level(level) && shapes[i][0] * shapes[i][1] * shapes[i][2] > 20000 && type != (int)(i % 4))
+                if (test_is_slow((onep_level)level) && shapes[i][0] * shapes[i][1] * shapes[i][2] > 20000 &&
+                    type != (int)(i % 4))
                     continue;
                 head_case c = head_case_plain((onep_type)type, shapes[i][0], shapes[i][1], shapes[i][2]);
                 c.statistics = (onepass_statistics)running;
@@ -80,7 +76,7 @@ static void test_conditions(int level)
     for (int type = 0; type < ONEP_FLOAT_TYPES; type++)
         for (int i = 0; i < 3; i++) {
             head_case c = head_case_plain((onep_type)type, 300, 6, 20);
-            if (slow_level(level))
+            if (test_is_slow((onep_level)level))
                 c.rows = 60;
             c.data = HEAD_MEANS;
             c.amount = type == ONEP_F16 || type == ONEP_BF16 ? ratios[i] * 1.5 : ratios[i];
@@ -433,7 +429,7 @@ int main(void)
         test_special(level);
         test_differences(level, &random);
         test_steps(level);
-        if (!slow_level(level))
+        if (level != ONEP_REF && level != ONEP_SCALAR)
             test_panels(level);
     }
     test_many_rows((int)onep_best_level());

@@ -390,7 +390,7 @@ static void test_groups(int level, test_random *random)
     for (size_t i = 0; i < sizeof groups / sizeof groups[0]; i++)
         for (int type = 0; type < ONEP_FLOAT_TYPES; type++) {
             int large = first_row(&groups[i], groups[i].ranks) > 100;
-            if (large && (level == ONEP_REF || level == ONEP_SCALAR) && type != (int)(i % 4))
+            if (large && test_is_slow((onep_level)level) && type != (int)(i % 4))
                 continue;
             run(&groups[i], (onep_level)level, 1 + (int32_t)(i % 3), (onep_type)type, large ? 3 : 1 + (int64_t)(i * 3),
                 large ? 21 : 1 + (int64_t)(5 * i), (int)(i + (size_t)type), test_random_bits(random));

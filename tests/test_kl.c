@@ -175,7 +175,8 @@ static void test_lengths(test_random *random)
         for (int type = 0; type < ONEP_FLOAT_TYPES; type++)
             for (int form = 0; form < ONEP_KL_FORMS; form++) {
                 int64_t length = i < 70 ? i + 1 : lengths[i - 70];
-                if ((test_quick() || length > 4097) && (form + type + i) % 4 != 0)
+                int turn = (form + type + i) % 4 + 4 * ((form + i / 4) % 4);
+                if (turn % (length > 4097 && !test_quick() ? 4 : test_one_in(4)) != 0)
                     continue;
                 if (test_quick() && length > 1025 && (type + i) % 3 != 0)
                     continue;
@@ -626,7 +627,7 @@ int main(void)
     test_ranks(&random);
     test_layouts(&random);
     test_one_odd(&random);
-    test_random_cases(&random, test_quick() ? 300 : 6000);
+    test_random_cases(&random, 6000 / test_one_in(20));
     test_determinism(&random);
     printf("test_kl: %ld cases at each level\n", cases);
     kl_print_worst();

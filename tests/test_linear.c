@@ -121,11 +121,6 @@ static uint64_t digest(void)
 
 /* ---- tests ------------------------------------------------------------------------------------------------------- */
 
-static int slow_level(int level)
-{
-    return level == ONEP_REF || level == ONEP_SCALAR;
-}
-
 /* Each shape with its reason. */
 static void test_shapes(int level)
 {
@@ -151,7 +146,8 @@ static void test_shapes(int level)
     };
     for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++)
         for (int type = 0; type < ONEP_FLOAT_TYPES; type++) {
-            if (slow_level(level) && shapes[i][0] * shapes[i][1] * shapes[i][2] > 100000 && type != (int)(i % 4))
+            if (test_is_slow((onep_level)level) && shapes[i][0] * shapes[i][1] * shapes[i][2] > 100000 &&
+                type != (int)(i % 4))
                 continue;
             linear_case c = plain((onep_type)type, shapes[i][0], shapes[i][1], shapes[i][2]);
             c.no_bias = (int)(i % 2);

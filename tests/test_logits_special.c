@@ -61,12 +61,13 @@ static long double slack;
  */
 static void check(onep_type type, double got, double expected, long double size, const char *what)
 {
-    long double unit = type == ONEP_F64 ? 0x1p-53L : 0x1p-24L;
-    if (expected != ANY)
-        CHECK(test_close_in(type, got, expected,
-                            32 * unit * (size + fabsl((long double)expected)) +
-                                4 * slack * (1 + fabsl((long double)expected))),
-              "%s is %.9g, expected %.9g", what, got, expected);
+    if (expected == ANY)
+        return;
+    /* Not of a NaN or an infinity: x87 takes a hundred times as long for those. */
+    long double unit = type == ONEP_F64 ? 0x1p-53L : 0x1p-24L, allowed = 0;
+    if (isfinite(expected))
+        allowed = 32 * unit * (size + fabsl((long double)expected)) + 4 * slack * (1 + fabsl((long double)expected));
+    CHECK(test_close_in(type, got, expected, allowed), "%s is %.9g, expected %.9g", what, got, expected);
 }
 
 static double target_number(const special_row *r, int64_t n, double logit)

@@ -20,7 +20,8 @@ static const char *const operators[CHECK_LOSSES][5] = {
 static const int64_t shapes[][2] = {
     {5, 37},    /* a tail at every vector width */
     {3, 1},     /* one column */
-    {40, 64},   /* whole vectors only */
+    {17, 64},   /* whole vectors only */
+    {40, 64},   /* more rows than are taken at a time */
     {2, 1025},  /* one more than a run of sums */
     {1, 17000}, /* several slices */
 };
