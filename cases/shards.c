@@ -16,7 +16,7 @@ enum { COLUMNS, KIND, INDICES, SLICES, BITS, SCALES };
 enum { FIRST, BEST, DIVERGENCE, BARE, BELOW, WEIGHTS, SIDES };
 enum { ALL_COLUMNS, ALL_KIND, ALL_INDICES, ALL_FIRST, ALL_DIVERGENCE, SUM_S, SUM_T, ALL_BELOW, ALL_WEIGHTS, ALL_SIDES };
 enum { MAX, OTHERS, SPREAD, SIDE };
-enum { NO_DIVERGENCE, FORWARD_KL, REVERSE_KL, LATER };
+enum { NO_DIVERGENCE, FORWARD_KL, REVERSE_KL };
 enum { PICK = 3, SLICE = 8192 };
 
 enum { STATES_PREDICTIONS, STATES_TARGETS, STATES_LABELS, STATES_INDICES, STATES_CLASS_WEIGHTS, STATES_MASK, STATES };
@@ -104,7 +104,6 @@ static void generate_loss(op_case *c)
                                       .ignore_index = (int64_t)o[LOGITS_IGNORE_INDEX],
                                       .label_smoothing = o[LOGITS_SMOOTHING],
                                       .divergence = (onepass_divergence)(int)o[LOGITS_DIVERGENCE],
-                                      .mixture = o[LOGITS_MIXTURE],
                                       .target_temperature = o[LOGITS_TARGET_TEMPERATURE],
                                       .label_temperature = o[LOGITS_LABEL_TEMPERATURE],
                                       .target_softcap = o[LOGITS_TARGET_SOFTCAP],
@@ -212,16 +211,13 @@ static int64_t states_indices(const op_case *c)
 
 static int states_kind(const op_case *c)
 {
-    int divergence = (int)c->options[LOGITS_DIVERGENCE];
-    return !c->argument[STATES_TARGETS].given ? NO_DIVERGENCE
-           : divergence == ONEPASS_KL         ? FORWARD_KL
-           : divergence == ONEPASS_REVERSE_KL ? REVERSE_KL
-                                              : LATER;
+    int is_reverse = (int)c->options[LOGITS_DIVERGENCE] == ONEPASS_REVERSE_KL;
+    return !c->argument[STATES_TARGETS].given ? NO_DIVERGENCE : is_reverse ? REVERSE_KL : FORWARD_KL;
 }
 
 static void settle_states(op_case *c)
 {
-    static const double temperatures[] = {0, 1, 2, 0.7}, caps[] = {0, 0, 30, 8}, mixtures[] = {0.5, 0.1, 0.9, 0.3};
+    static const double temperatures[] = {0, 1, 2, 0.7}, caps[] = {0, 0, 30, 8};
     case_argument *a = c->argument;
     case_random random = case_random_stream(c->seed, 3);
     if (a[STATES_LABELS].given)
@@ -233,11 +229,7 @@ static void settle_states(op_case *c)
             c->options[i] = 0;
     c->options[case_option_named(c, "total_columns")] =
         (double)(c->amount != 0 && width > 0 ? width - case_random_below(&random, width < 3 ? width : 3) : width);
-    if (!has_targets)
-        c->options[LOGITS_DIVERGENCE] = 0;
-    int divergence = (int)c->options[LOGITS_DIVERGENCE];
-    if (divergence == ONEPASS_JS || divergence == ONEPASS_SKEW_KL || divergence == ONEPASS_SKEW_REVERSE_KL)
-        c->options[LOGITS_MIXTURE] = logits_choice(&random, mixtures, 4);
+    c->options[LOGITS_DIVERGENCE] = has_targets ? (double)((int)c->options[LOGITS_DIVERGENCE] % 2) : 0;
     if (c->amount != 0) {
         c->options[LOGITS_TEMPERATURE] = logits_choice(&random, temperatures, 4);
         c->options[LOGITS_SOFTCAP] = logits_choice(&random, caps, 4);
@@ -383,9 +375,8 @@ static void expect_slice(op_case *c, int64_t row, int64_t place, const double *x
     if (has_targets) {
         put_side(c, row, place + SIDES + SIDE, (softmax_row){x, columns, cap, temperature}, precision, &other);
         put_side(c, row, place + SIDES + 2 * SIDE, (softmax_row){y, columns, 0, temperature}, precision, &other);
-        int is_here = states_kind(c) != LATER;
-        put_state(c, row, place + DIVERGENCE, is_here ? whole.argument[LOGITS_VALUE].expected[row] : 0,
-                  is_here ? whole.argument[LOGITS_VALUE].allowed[row] : 0);
+        put_state(c, row, place + DIVERGENCE, whole.argument[LOGITS_VALUE].expected[row],
+                  whole.argument[LOGITS_VALUE].allowed[row]);
     }
     long double below = 0, error = 0, weights = 0;
     for (int64_t k = 0; k < columns && o[LOGITS_SMOOTHING] != 0; k++) {

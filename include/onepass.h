@@ -544,7 +544,7 @@ ONEPASS_API onepass_status onepass_shard_merge(onepass_handle *handle, const one
                                                const onepass_tensor *statistics);
 
 /* onepass_divergence_logits_logits, or onepass_cross_entropy_logits_labels if targets is NULL, of this rank's columns.
- * statistics [..., F]; options are those of the states, labels too. */
+ * statistics [..., F]; options are those of the states, labels too. Divergences: ONEPASS_KL and ONEPASS_REVERSE_KL. */
 ONEPASS_API onepass_status onepass_shard_loss(onepass_handle *handle, const onepass_tensor *predictions,
                                               const onepass_tensor *targets, const onepass_tensor *statistics,
                                               const onepass_logits_options *options, const onepass_tensor *value,

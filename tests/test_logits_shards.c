@@ -502,6 +502,10 @@ static void test_refusals(onepass_handle *handle)
     refused(onepass_shard_states(handle, x, NULL, view(labels, case_i64, 2, 2, 1, 0, 0), &o, s), "indices", "labels");
     o.divergence = ONEPASS_REVERSE_KL;
     refused(onepass_shard_states(handle, x, NULL, NULL, &o, s), "options.divergence", "without targets");
+    o.divergence = ONEPASS_JS;
+    CHECK(onepass_shard_states(handle, x, x, NULL, &o, s) == ONEPASS_UNSUPPORTED &&
+              strstr(onepass_last_error(), "options.divergence"),
+          "%s", onepass_last_error());
     o.divergence = ONEPASS_KL;
     must(onepass_shard_states(handle, x, NULL, NULL, &o, s));
     double gathered[2][2][64];

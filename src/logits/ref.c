@@ -343,7 +343,6 @@ static double label_of(row_state *r)
 static double row_from_statistics(row_state *r, double *target_entropy)
 {
     const onep_logits_problem *k = r->problem;
-    const onep_divergence_terms *d = &k->divergence;
     onep_row_statistics all;
     onep_statistics_load(k->statistics, &k->rows, r->row, &all);
     r->p_state = r->s_state = state_of(&all, &all.side[ONEP_SIDE_P], k->label_temperature);
@@ -355,11 +354,9 @@ static double row_from_statistics(row_state *r, double *target_entropy)
     r->s_state = state_of(&all, &all.side[ONEP_SIDE_S], k->temperature);
     r->t_state = state_of(&all, &all.side[ONEP_SIDE_T], k->target_temperature);
     *target_entropy = entropy_from(&all.side[ONEP_SIDE_T]);
-    /* cpu_terms.inc leaves out multiples of S and T, which add up to these. */
-    double shift = d->is_total_variation ? 0 : d->b * d->q - d->a * (1 - d->q);
-    int is_kl = (int)all.kind == ONEP_SHARD_KL, is_reverse = (int)all.kind == ONEP_SHARD_REVERSE_KL;
-    r->s_phi_sum = all.sum_s + (is_kl ? 0 : shift);
-    r->t_psi_sum = all.sum_t - (is_reverse ? 0 : shift);
+    int is_reverse = (int)all.kind == ONEP_SHARD_REVERSE_KL; /* cpu_terms.inc leaves out S, or T, which adds up to 1 */
+    r->s_phi_sum = all.sum_s + is_reverse;
+    r->t_psi_sum = all.sum_t + !is_reverse;
     return all.divergence;
 }
 
@@ -528,8 +525,7 @@ void onep_shard_slice(const onep_shard_problem *p, int64_t row, int64_t slice, o
     r.t.at += begin * r.t.stride;
     to->side[ONEP_SIDE_S] = side_of(&r.s, &r.s_state);
     to->side[ONEP_SIDE_T] = side_of(&r.t, &r.t_state);
-    if (p->kind == ONEP_SHARD_KL || p->kind == ONEP_SHARD_REVERSE_KL)
-        slice_divergence(&r, p->kind, to);
+    slice_divergence(&r, p->kind, to);
 }
 
 /* ---- all rows ---------------------------------------------------------------------------------------------------- */

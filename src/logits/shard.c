@@ -72,12 +72,9 @@ onepass_status onep_shard_check_statistics(const onep_call *call, int argument, 
 
 static onep_shard_kind kind_of(const onep_logits_problem *k)
 {
-    const onep_divergence_terms *d = &k->divergence;
     if (k->form == ONEP_NO_TARGET)
         return ONEP_SHARD_LABELS;
-    if (d->is_total_variation || (d->q > 0 && d->q < 1))
-        return ONEP_SHARD_SUMS;
-    return d->a != 0 ? ONEP_SHARD_KL : ONEP_SHARD_REVERSE_KL;
+    return k->divergence.a != 0 ? ONEP_SHARD_KL : ONEP_SHARD_REVERSE_KL;
 }
 
 int64_t onepass_shard_states_width(int64_t columns, int64_t indices, int32_t has_targets)
@@ -134,6 +131,11 @@ static onepass_status problem_of(const onep_call *call, onep_logits_problem *mad
 {
     onep_shard_place place;
     onepass_status status = onep_shard_place_of(call, COLUMNS, FIRST_COLUMN, onep_extent(call, 'C'), &place);
+    int divergence = (int)call->options[DIVERGENCE];
+    if (status == ONEPASS_OK && divergence != ONEPASS_KL && divergence != ONEPASS_REVERSE_KL)
+        status = onep_fail(ONEPASS_UNSUPPORTED,
+                           "%s: options.divergence: %d; over several ranks there are ONEPASS_KL and ONEPASS_REVERSE_KL",
+                           call->name, divergence);
     if (status == ONEPASS_OK)
         status = check_without_targets(call);
     if (status == ONEPASS_OK)

@@ -22,7 +22,6 @@ typedef enum onep_shard_kind {
     ONEP_SHARD_LABELS,     /* there is none */
     ONEP_SHARD_KL,         /* KL(T || S) within the slice */
     ONEP_SHARD_REVERSE_KL, /* KL(S || T) within the slice */
-    ONEP_SHARD_SUMS,       /* nothing: it takes sums over all columns once both softmaxes are known */
     ONEP_SHARD_KINDS,
 } onep_shard_kind;
 

@@ -342,7 +342,7 @@ static void merge_row(const onep_merge_problem *p, int64_t row)
     for (int side = 0; side < sent.sides; side++)
         merge_side(&sent, side, &all);
     merge_smoothing(&sent, &all);
-    if ((int)all.kind == ONEP_SHARD_KL || (int)all.kind == ONEP_SHARD_REVERSE_KL)
+    if ((int)all.kind != ONEP_SHARD_LABELS)
         merge_divergence(&sent, &all);
     put_all(&p->statistics, at, 0, onep_statistics_doubles(sent.sides), &all.columns);
     merge_picks(&sent, at);
