@@ -423,7 +423,12 @@ static void test_borders(onep_level level, onepass_handle *handle, int number)
     test_random random = test_random_stream(77000 + 1000 * (uint64_t)(number + 1) + (uint64_t)level);
     int64_t width = 3 * SLICE + 1 + test_random_below(&random, SLICE), slices = 4;
     int family = (int)test_random_below(&random, LOGITS_SPECIAL + 1);
-    join(&c, names[number % NAMES], 2, width, family, &random);
+    join(&c, names[number % NAMES], 4, width, family, &random);
+    if (!is_token(&c)) { /* the sum of the rows, with all its bits */
+        c.argument[LOGITS_VALUE].given = 1;
+        c.argument[LOGITS_VALUE].dtype = case_f64;
+        CHECK(case_make(&c), "no memory");
+    }
     results first, of;
     for (int ranks = 1; ranks <= MOST_RANKS; ranks++) {
         group g = {.ranks = ranks};
