@@ -23,7 +23,11 @@ static const case_definition *const definitions[] = {&case_kl,
                                                      &case_prepare_weight,
                                                      &case_head_statistics,
                                                      &case_head_synchronised,
-                                                     &case_head_backward_sums};
+                                                     &case_head_backward_sums,
+                                                     &case_shard_states,
+                                                     &case_shard_merge,
+                                                     &case_shard_loss,
+                                                     &case_shard_token};
 
 static const case_definition *definition_of(const char *name)
 {

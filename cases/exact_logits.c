@@ -44,6 +44,8 @@ int exact_logits_form(const op_case *c)
     size_t length = strlen(c->name);
     if (strcmp(c->name, "linear_divergence") == 0)
         return EXACT_TARGET_LOGITS;
+    if (strcmp(c->name, "shard_loss") == 0)
+        return c->argument[LOGITS_TARGETS].given ? EXACT_TARGET_LOGITS : EXACT_NO_TARGET;
     for (int form = 0; form < EXACT_NO_TARGET; form++)
         if (length > strlen(ends[form]) && strcmp(c->name + length - strlen(ends[form]), ends[form]) == 0)
             return form;

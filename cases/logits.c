@@ -12,6 +12,9 @@
 
 int64_t logits_columns(const op_case *c, int option)
 {
+    int total = case_option_named(c, "total_columns"); /* of a shard, and in these cases all of them are here */
+    if (total >= 0 && c->options[total] != 0 && c->options[option] == 0)
+        return (int64_t)c->options[total];
     return c->options[option] != 0 ? (int64_t)c->options[option] : case_extent(c, 'C');
 }
 
@@ -28,8 +31,10 @@ double logits_divisor(const op_case *c)
     double ignored = logits_ignored(c, LOGITS_HAS_IGNORE_INDEX, LOGITS_IGNORE_INDEX);
     double sum = 0;
     switch ((onepass_reduction)c->options[LOGITS_REDUCTION]) {
-    case ONEPASS_BATCHMEAN: /* the first dimension is that of the columns if it is the only one */
-        return (double)(c->leading_rank ? c->leading[0] : case_extent(c, 'C'));
+    case ONEPASS_BATCHMEAN: /* the first dimension is that of the columns if it is the only one; a shard has not all */
+        return (double)(c->leading_rank                              ? c->leading[0]
+                        : case_option_named(c, "total_columns") >= 0 ? columns
+                                                                     : case_extent(c, 'C'));
     case ONEPASS_MEAN:
         return (double)(rows * columns);
     case ONEPASS_DIVISOR:

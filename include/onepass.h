@@ -418,6 +418,9 @@ typedef struct onepass_logits_options {
 
     /* Losses from hidden states alone: see onepass_linear_cross_entropy. */
     int64_t chunk_bytes;
+
+    /* Losses over several ranks alone: see onepass_shard_states. */
+    int64_t first_column, total_columns;
 } onepass_logits_options;
 
 /*
@@ -480,7 +483,8 @@ typedef struct onepass_token_options {
     const onepass_tensor *row_mask; /* as in onepass_kl_options */
     void *workspace;                /* at least onepass_token_workspace_size bytes; the CPU needs none */
     size_t workspace_size;
-    int64_t chunk_bytes; /* from hidden states alone: see onepass_linear_token_log_probs */
+    int64_t chunk_bytes;                 /* from hidden states alone: see onepass_linear_token_log_probs */
+    int64_t first_column, total_columns; /* over several ranks alone: see onepass_shard_states */
 } onepass_token_options;
 
 /*
@@ -502,6 +506,62 @@ ONEPASS_API onepass_status onepass_token_log_probs_backward(
 /* Bytes of workspace that either of them needs. */
 ONEPASS_API onepass_status onepass_token_workspace_size(onepass_handle *handle, const onepass_tensor *logits,
                                                         const onepass_token_options *options, size_t *bytes);
+
+/* ---- losses over several ranks --------------------------------------------------------------------------------------
+ * *
+ *
+ * The losses above of rows whose columns are spread over R ranks, in the order of the ranks: vocab-parallel training.
+ * The library has the arithmetic and no communicator; the exchange, an all-gather (MPI_Allgather, ncclAllGather) of a
+ * few numbers per row, is the caller's.
+ *
+ *     onepass_shard_states   what a rank sends of its columns: states [..., W], fp64
+ *         every rank's states go to all, in the order of the ranks: gathered [R, N, W], N rows
+ *     onepass_shard_merge    statistics [N, F] of the whole rows, the same bits on every rank
+ *     onepass_shard_loss, onepass_shard_token_log_probs and its _backward: value and row results, on every rank the
+ *                            same; gradients of this rank's columns
+ *
+ * A rank has columns first_column, first_column + 1, ... of total_columns in all, both in its options; columns from
+ * total_columns on are padding, whose gradients are 0. Ranks may have any number of columns, none too. Labels, indices,
+ * masks and weights of rows are those of the whole rows, the same on every rank; class_weights are those of the rank's
+ * columns. options.columns is 0. Cut at multiples of 8192 columns, a row has the same results to the bit for any number
+ * of ranks; otherwise they are the same to rounding. docs/distributed.md says how to use them and what they cost. For
+ * the CPU; a CUDA device refuses them.
+ */
+
+/* W, the fp64 numbers a rank sends per row: columns is the largest number of them that a rank has, indices that of
+ * indices per row (1 for labels). F, those of merged statistics. -1 for a negative number. */
+ONEPASS_API int64_t onepass_shard_states_width(int64_t columns, int64_t indices, int32_t has_targets);
+ONEPASS_API int64_t onepass_shard_statistics_width(int64_t indices, int32_t has_targets);
+
+/* predictions and targets, both logits, are [..., C]; targets NULL: no divergence. indices [..., K] of token
+ * log-probabilities, NULL beside options.labels. Options that matter are those of the loss: temperatures, softcaps,
+ * labels, label_smoothing, class_weights, ignore_index, row_mask, divergence. */
+ONEPASS_API onepass_status onepass_shard_states(onepass_handle *handle, const onepass_tensor *predictions,
+                                                const onepass_tensor *targets, const onepass_tensor *indices,
+                                                const onepass_logits_options *options, const onepass_tensor *states);
+
+ONEPASS_API onepass_status onepass_shard_merge(onepass_handle *handle, const onepass_tensor *gathered,
+                                               const onepass_tensor *statistics);
+
+/* onepass_divergence_logits_logits, or onepass_cross_entropy_logits_labels if targets is NULL, of this rank's columns.
+ * statistics [..., F]; options are those of the states, labels too. Divergences: ONEPASS_KL and ONEPASS_REVERSE_KL. */
+ONEPASS_API onepass_status onepass_shard_loss(onepass_handle *handle, const onepass_tensor *predictions,
+                                              const onepass_tensor *targets, const onepass_tensor *statistics,
+                                              const onepass_logits_options *options, const onepass_tensor *value,
+                                              const onepass_tensor *grad_predictions,
+                                              const onepass_tensor *grad_targets);
+
+/* onepass_token_log_probs and its backward call, of this rank's columns. */
+ONEPASS_API onepass_status onepass_shard_token_log_probs(onepass_handle *handle, const onepass_tensor *logits,
+                                                         const onepass_tensor *indices,
+                                                         const onepass_tensor *statistics,
+                                                         const onepass_token_options *options,
+                                                         const onepass_tensor *log_prob, const onepass_tensor *entropy,
+                                                         const onepass_tensor *lse);
+ONEPASS_API onepass_status onepass_shard_token_log_probs_backward(
+    onepass_handle *handle, const onepass_tensor *logits, const onepass_tensor *indices,
+    const onepass_tensor *statistics, const onepass_tensor *grad_log_prob, const onepass_tensor *grad_entropy,
+    const onepass_tensor *grad_lse, const onepass_token_options *options, const onepass_tensor *grad_logits);
 
 /* ---- linear ------------------------------------------------------------------------------------------------------- *
  *

@@ -60,6 +60,10 @@ static divergence_entry *divergence_entry_named(const char *name)
 /* What cross-entropy has too; the rest of a divergence's options if it is one. */
 enum { NO_DIVERGENCE, DIVERGENCE, TOP_K };
 
+/* What shards have more. */
+enum { SHARD_STATISTICS = LOGITS_ARGUMENTS, SHARD_FIRST_COLUMN = LOGITS_OPTIONS, SHARD_TOTAL_COLUMNS };
+enum { SHARD_TOKEN_FIRST_COLUMN = TOKEN_IGNORE_INDEX + 1, SHARD_TOKEN_TOTAL_COLUMNS };
+
 static onepass_logits_options logits_options(const onepass_tensor *const *t, const double *options, int kind,
                                              void *workspace, size_t workspace_size)
 {
@@ -146,6 +150,40 @@ static onepass_status linear_token(int is_backward, onepass_handle *handle, cons
     return onepass_linear_token_log_probs(handle, t[LINEAR_LOSS_INPUT], t[LINEAR_TOKEN_FORWARD_WEIGHT],
                                           t[LINEAR_TOKEN_FORWARD_BIAS], t[TOKEN_INDICES], &o, t[TOKEN_LOG_PROB],
                                           t[TOKEN_ENTROPY], t[TOKEN_LSE]);
+}
+
+static onepass_status shard_loss(onepass_handle *handle, const onepass_tensor *const *t, const double *options)
+{
+    onepass_logits_options o = logits_options(t, options, DIVERGENCE, NULL, 0);
+    o.first_column = (int64_t)options[SHARD_FIRST_COLUMN];
+    o.total_columns = (int64_t)options[SHARD_TOTAL_COLUMNS];
+    return onepass_shard_loss(handle, t[LOGITS_PREDICTIONS], t[LOGITS_TARGETS], t[SHARD_STATISTICS], &o,
+                              t[LOGITS_VALUE], t[LOGITS_GRAD_PREDICTIONS], t[LOGITS_GRAD_TARGETS]);
+}
+
+static onepass_status shard_states(onepass_handle *handle, const onepass_tensor *const *t, const double *options)
+{
+    enum { PREDICTIONS, TARGETS, LABELS, INDICES, CLASS_WEIGHTS, MASK, STATES };
+    const onepass_tensor *of_loss[SHARD_STATISTICS + 1] = {
+        [LOGITS_LABELS] = t[LABELS], [LOGITS_CLASS_WEIGHTS] = t[CLASS_WEIGHTS], [LOGITS_MASK] = t[MASK]};
+    onepass_logits_options o = logits_options(of_loss, options, DIVERGENCE, NULL, 0);
+    o.first_column = (int64_t)options[SHARD_FIRST_COLUMN];
+    o.total_columns = (int64_t)options[SHARD_TOTAL_COLUMNS];
+    return onepass_shard_states(handle, t[PREDICTIONS], t[TARGETS], t[INDICES], &o, t[STATES]);
+}
+
+static onepass_status shard_token(int is_backward, onepass_handle *handle, const onepass_tensor *const *t,
+                                  const double *options)
+{
+    onepass_token_options o = token_options(t, options, NULL, 0);
+    o.first_column = (int64_t)options[SHARD_TOKEN_FIRST_COLUMN];
+    o.total_columns = (int64_t)options[SHARD_TOKEN_TOTAL_COLUMNS];
+    if (is_backward)
+        return onepass_shard_token_log_probs_backward(handle, t[TOKEN_LOGITS], t[TOKEN_INDICES],
+                                                      t[TOKEN_GRAD_LOGITS + 1], t[TOKEN_LOG_PROB], t[TOKEN_ENTROPY],
+                                                      t[TOKEN_LSE], &o, t[TOKEN_GRAD_LOGITS]);
+    return onepass_shard_token_log_probs(handle, t[TOKEN_LOGITS], t[TOKEN_INDICES], t[TOKEN_LSE + 1], &o,
+                                         t[TOKEN_LOG_PROB], t[TOKEN_ENTROPY], t[TOKEN_LSE]);
 }
 
 /* ---- head -------------------------------------------------------------------------------------------------------- */
@@ -299,6 +337,14 @@ onepass_status entry_point(onepass_handle *handle, const onepass_operator *op, c
         return token(is(op, "token_log_probs_backward"), handle, t, options, workspace, workspace_size);
     if (is(op, "linear_token_log_probs") || is(op, "linear_token_log_probs_backward"))
         return linear_token(is(op, "linear_token_log_probs_backward"), handle, t, options, workspace, workspace_size);
+    if (is(op, "shard_loss"))
+        return shard_loss(handle, t, options);
+    if (is(op, "shard_states"))
+        return shard_states(handle, t, options);
+    if (is(op, "shard_merge"))
+        return onepass_shard_merge(handle, t[0], t[1]);
+    if (is(op, "shard_token_log_probs") || is(op, "shard_token_log_probs_backward"))
+        return shard_token(is(op, "shard_token_log_probs_backward"), handle, t, options);
     if (is(op, "linear") && t[LINEAR_PREPARED])
         return onepass_linear_prepared(handle, t[LINEAR_INPUT], t[LINEAR_WEIGHT], t[LINEAR_PREPARED]->data,
                                        t[LINEAR_BIAS], t[LINEAR_OUTPUT], workspace, workspace_size);
@@ -368,6 +414,8 @@ onepass_status entry_point_size(onepass_handle *handle, const onepass_operator *
                                                    t[is_backward ? LINEAR_TOKEN_WEIGHT : LINEAR_TOKEN_FORWARD_WEIGHT],
                                                    &o, is_backward ? t[LINEAR_TOKEN_GRAD_WEIGHT] : NULL, bytes);
     }
+    if (strncmp(onepass_operator_name(op), "shard_", 6) == 0) /* which need none */
+        return onepass_call_workspace_size(handle, op, t, options, bytes);
     if (is(op, "linear") || is(op, "linear_backward"))
         return onepass_linear_workspace_size(handle, t[LINEAR_INPUT], t[LINEAR_WEIGHT], bytes);
     if (is(op, "prepare_weight"))

@@ -289,7 +289,7 @@ static void test_spoiled(op_case *c, onepass_handle *handle, int argument)
     spoiled.argument = argument;
     spoiled.element = 0;
     for (int64_t i = 1; i < a->count; i++)
-        if (fabsl(a->expected[i]) > fabsl(a->expected[spoiled.element]))
+        if (isfinite(a->expected[i]) && fabsl(a->expected[i]) > fabsl(a->expected[spoiled.element]))
             spoiled.element = i;
     int is_zero = a->expected[spoiled.element] == 0;
     for (int kind = RIGHT; kind < SPOILS; kind++) {

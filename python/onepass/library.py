@@ -94,6 +94,19 @@ TOKEN_LOG_PROBS = _operator("token_log_probs", "logits indices options.row_mask 
 TOKEN_LOG_PROBS_BACKWARD = _operator("token_log_probs_backward", "logits indices options.row_mask grad_log_prob "
                                      "grad_entropy grad_lse grad_logits", _TOKEN_OPTIONS)
 
+# Over several ranks: torch/losses_shards.py.
+_SHARD = " options.first_column options.total_columns"
+SHARD_STATES = _operator("shard_states", "predictions targets options.labels indices options.class_weights "
+                         "options.row_mask states", _DIVERGENCE_OPTIONS + _SHARD)
+SHARD_MERGE = _operator("shard_merge", "gathered statistics")
+SHARD_LOSS = _operator("shard_loss", _LOGITS_TENSORS % "options." + " targets grad_targets options.target_lse "
+                       "options.target_entropy statistics", _DIVERGENCE_OPTIONS + _SHARD)
+SHARD_TOKEN_LOG_PROBS = _operator("shard_token_log_probs", "logits indices options.row_mask log_prob entropy lse "
+                                  "statistics", _TOKEN_OPTIONS + _SHARD)
+SHARD_TOKEN_LOG_PROBS_BACKWARD = _operator(
+    "shard_token_log_probs_backward", "logits indices options.row_mask grad_log_prob grad_entropy grad_lse grad_logits "
+    "statistics", _TOKEN_OPTIONS + _SHARD)
+
 LINEAR_TOKEN_LOG_PROBS = _operator("linear_token_log_probs", "input indices options.row_mask log_prob entropy lse "
                                    "weight bias", _TOKEN_OPTIONS + " options.chunk_bytes")
 LINEAR_TOKEN_LOG_PROBS_BACKWARD = _operator(

@@ -30,7 +30,10 @@ enum {
     GRAD_TARGETS,
     TARGET_LSE,
     TARGET_ENTROPY,
-    DIVERGENCE_ARGUMENTS
+    DIVERGENCE_ARGUMENTS,
+    /* a shard has one more */
+    STATISTICS = DIVERGENCE_ARGUMENTS,
+    SHARD_ARGUMENTS
 };
 enum {
     REDUCTION,
@@ -52,7 +55,10 @@ enum {
     TARGET_TEMPERATURE,
     LABEL_TEMPERATURE,
     TARGET_SOFTCAP,
-    DIVERGENCE_OPTIONS
+    DIVERGENCE_OPTIONS,
+    FIRST_COLUMN = DIVERGENCE_OPTIONS,
+    TOTAL_COLUMNS,
+    SHARD_OPTIONS
 };
 
 /* By the reduction: one value, or one per row. There is none per element: ONEPASS_NONE is refused. */
@@ -99,6 +105,19 @@ extern const char *const onep_logits_value_shapes[];
     [TARGET_TEMPERATURE] = {.info = {"options.target_temperature", 0}},                                                \
     [LABEL_TEMPERATURE] = {.info = {"options.label_temperature", 0}},                                                  \
     [TARGET_SOFTCAP] = {.info = {"options.target_softcap", 0}}
+
+#define PREDICTIONS_ARGUMENTS(labels, labels_are_required)                                                             \
+    [PREDICTIONS] = {.info = {"predictions", "*C", ONEPASS_READ, 1}, .flags = ONEP_SIZES | ONEP_PROMOTES},             \
+    LOSS_ARGUMENTS(labels, labels_are_required),                                                                       \
+    [GRAD_PREDICTIONS] = {.info = {"grad_predictions", "*C", ONEPASS_WRITTEN, 0},                                      \
+                          .type = ONEP_LIKE, .like = PREDICTIONS, .flags = ONEP_IN_PLACE}
+
+#define TARGETS_ARGUMENTS(targets_are_required)                                                                        \
+    [TARGETS] = {.info = {"targets", "*C", ONEPASS_READ, targets_are_required}, .flags = ONEP_PROMOTES},               \
+    [GRAD_TARGETS] = {.info = {"grad_targets", "*C", ONEPASS_WRITTEN, 0},                                              \
+                      .type = ONEP_LIKE, .like = TARGETS, .flags = ONEP_IN_PLACE},                                     \
+    [TARGET_LSE] = LOSS_ROW_RESULT("target_lse"),                                                                      \
+    [TARGET_ENTROPY] = LOSS_ROW_RESULT("target_entropy")
 /* clang-format on */
 
 /*

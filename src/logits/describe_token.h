@@ -19,10 +19,22 @@ enum {
     GRAD_LOGITS = FORWARD_ARGUMENTS,
     BACKWARD_ARGUMENTS
 };
-enum { SEMANTICS, TEMPERATURE, SOFTCAP, COLUMNS, HAS_IGNORE_INDEX, IGNORE_INDEX, TOKEN_OPTION_COUNT };
+enum {
+    SEMANTICS,
+    TEMPERATURE,
+    SOFTCAP,
+    COLUMNS,
+    HAS_IGNORE_INDEX,
+    IGNORE_INDEX,
+    TOKEN_OPTION_COUNT,
+    /* a shard has more */
+    FIRST_COLUMN = TOKEN_OPTION_COUNT,
+    TOTAL_COLUMNS,
+    TOKEN_SHARD_OPTION_COUNT
+};
 
 /* The variant of an operator. */
-enum { FORWARD, BACKWARD };
+enum { FORWARD, BACKWARD, SHARD_FORWARD, SHARD_BACKWARD };
 
 /* clang-format off */
 #define TOKEN_ARGUMENTS                                                                                                \

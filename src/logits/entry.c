@@ -24,30 +24,18 @@ const char *const onep_logits_value_shapes[] = {
     [ONEPASS_NONE] = "",      [ONEPASS_DIVISOR] = "", [ONEPASS_VALID] = "",
 };
 
-/* clang-format off */
-#define COMMON_ARGUMENTS(labels, labels_are_required)                                                                  \
-    [PREDICTIONS] = {.info = {"predictions", "*C", ONEPASS_READ, 1}, .flags = ONEP_SIZES | ONEP_PROMOTES},             \
-    LOSS_ARGUMENTS(labels, labels_are_required),                                                                       \
-    [GRAD_PREDICTIONS] = {.info = {"grad_predictions", "*C", ONEPASS_WRITTEN, 0},                                      \
-                          .type = ONEP_LIKE, .like = PREDICTIONS, .flags = ONEP_IN_PLACE}
-
-static const onep_argument cross_entropy_arguments[CROSS_ENTROPY_ARGUMENTS] = {COMMON_ARGUMENTS("labels", 1)};
+static const onep_argument cross_entropy_arguments[CROSS_ENTROPY_ARGUMENTS] = {PREDICTIONS_ARGUMENTS("labels", 1)};
 
 static const onep_argument divergence_arguments[DIVERGENCE_ARGUMENTS] = {
-    COMMON_ARGUMENTS("options.labels", 0),
-    [TARGETS] = {.info = {"targets", "*C", ONEPASS_READ, 1}, .flags = ONEP_PROMOTES},
-    [GRAD_TARGETS] = {.info = {"grad_targets", "*C", ONEPASS_WRITTEN, 0},
-                      .type = ONEP_LIKE, .like = TARGETS, .flags = ONEP_IN_PLACE},
-    [TARGET_LSE] = LOSS_ROW_RESULT("target_lse"),
-    [TARGET_ENTROPY] = LOSS_ROW_RESULT("target_entropy"),
+    PREDICTIONS_ARGUMENTS("options.labels", 0),
+    TARGETS_ARGUMENTS(1),
 };
 
 static const onep_argument top_k_arguments[TOP_K_ARGUMENTS] = {
-    COMMON_ARGUMENTS("options.labels", 0),
+    PREDICTIONS_ARGUMENTS("options.labels", 0),
     [TARGETS] = {.info = {"top_values", "*K", ONEPASS_READ, 1}, .flags = ONEP_PROMOTES},
     [TOP_INDICES] = {.info = {"top_indices", "*K", ONEPASS_READ, 1}, .type = ONEP_INDEX},
 };
-/* clang-format on */
 
 static const onep_option options[TOP_K_OPTIONS] = {
     LOSS_OPTIONS,
@@ -88,6 +76,14 @@ const onep_operator onep_divergence_logits_top_k = {.name = "divergence_logits_t
                                                     .kernels = ONEP_CPU_KERNELS(onep_logits)};
 
 /* ---- rules of their own ------------------------------------------------------------------------------------------ */
+
+/* What the targets of this call are. */
+static onep_target_form form_of(const onep_call *call)
+{
+    if (call->op->variant != ONEP_TARGET_OPTIONAL)
+        return (onep_target_form)call->op->variant;
+    return call->tensors[TARGETS] ? ONEP_TARGET_LOGITS : ONEP_NO_TARGET;
+}
 
 static onepass_status check_numbers(const onep_call *call)
 {
@@ -156,7 +152,7 @@ static onepass_status check_divergence(const onep_call *call)
         return onep_refuse_option(call, MIXTURE, "above 0 and below 1");
     if (!mixes && mixture != 0)
         return onep_refuse_option(call, MIXTURE, "0: this divergence has none");
-    if (call->op->variant == ONEP_TARGET_LOGITS)
+    if (form_of(call) == ONEP_TARGET_LOGITS)
         return ONEPASS_OK;
     if (call->options[TARGET_TEMPERATURE] != 0)
         return onep_refuse_option(call, TARGET_TEMPERATURE, "0 where targets are not logits");
@@ -245,7 +241,7 @@ static onep_label_terms label_terms_of(const onep_call *call)
 {
     double weight = call->options[LABEL_WEIGHT];
     return (onep_label_terms){
-        .weight = call->op->variant == ONEP_NO_TARGET ? or_default(weight, 1) : weight,
+        .weight = form_of(call) == ONEP_NO_TARGET ? or_default(weight, 1) : weight,
         .smoothing = call->options[LABEL_SMOOTHING],
         .z_loss = call->options[Z_LOSS],
         .entropy_bonus = call->options[ENTROPY_BONUS],
@@ -270,7 +266,8 @@ static double divisor_of(const onep_call *call, const onep_logits_problem *probl
 
 onepass_status onep_logits_problem_of(const onep_call *call, onep_logits_problem *made)
 {
-    int has_targets = call->op->variant != ONEP_NO_TARGET, is_top_k = call->op->variant == ONEP_TARGET_TOP_K;
+    onep_target_form form = form_of(call);
+    int has_targets = form != ONEP_NO_TARGET, is_top_k = form == ONEP_TARGET_TOP_K;
     onepass_status status = check_numbers(call);
     if (status == ONEPASS_OK)
         status = check_reduction(call);
@@ -282,7 +279,7 @@ onepass_status onep_logits_problem_of(const onep_call *call, onep_logits_problem
         return status;
     double temperature = or_default(call->options[TEMPERATURE], 1);
     *made = (onep_logits_problem){
-        .form = (onep_target_form)call->op->variant,
+        .form = form,
         .semantics = (onepass_semantics)call->options[SEMANTICS],
         .reduction = (onepass_reduction)call->options[REDUCTION],
         .label = label_terms_of(call),
@@ -323,6 +320,7 @@ onepass_status onep_logits_problem_of(const onep_call *call, onep_logits_problem
         made->target_entropy = onep_call_operand(call, TARGET_ENTROPY);
     }
     made->columns = (int64_t)or_default(call->options[COLUMNS], (double)made->width);
+    made->total_columns = made->columns;
     made->divisor = divisor_of(call, made);
     return ONEPASS_OK;
 }
@@ -430,6 +428,13 @@ onepass_status onep_logits_read_options(onep_call *call, const onepass_logits_op
     call->tensors[ARGMAX] = o.argmax;
     call->workspace = o.workspace;
     call->workspace_size = o.workspace_size;
+    if (call->op->variant == ONEP_TARGET_OPTIONAL) {
+        call->options[FIRST_COLUMN] = (double)o.first_column;
+        call->options[TOTAL_COLUMNS] = (double)o.total_columns;
+    } else if (o.first_column != 0 || o.total_columns != 0) {
+        return onep_fail(ONEPASS_INVALID_ARGUMENT, "%s: options.%s: given; it is for shards", call->name,
+                         o.first_column != 0 ? "first_column" : "total_columns");
+    }
     status = read_top_k(call, &o);
     return status == ONEPASS_OK ? read_divergence(call, &o) : status;
 }

@@ -18,8 +18,9 @@ typedef enum onep_target_form {
     ONEP_TARGET_LOGITS,
     ONEP_TARGET_PROBS,
     ONEP_TARGET_LOG_PROBS,
-    ONEP_NO_TARGET,    /* no divergence: cross-entropy */
-    ONEP_TARGET_TOP_K, /* `targets` has k columns, whose places are top_indices: see top_k.h */
+    ONEP_NO_TARGET,       /* no divergence: cross-entropy */
+    ONEP_TARGET_TOP_K,    /* `targets` has k columns, whose places are top_indices: see top_k.h */
+    ONEP_TARGET_OPTIONAL, /* of an operator, never of a problem: logits, or none if there are no targets */
 } onep_target_form;
 
 typedef struct onep_divergence_terms {
@@ -48,6 +49,10 @@ typedef struct onep_logits_problem {
     double softcap, target_softcap; /* 0: none */
     onep_rows rows;
     int64_t columns, width; /* those that take part, and all */
+    /* Of a shard: which columns of the whole row these are, and what is known of all (shard.h). Otherwise 0, `columns`
+     * and NULL. */
+    int64_t first_column, total_columns;
+    const onep_operand *statistics;
     onep_operand predictions, targets;
     onep_operand top_indices; /* these four: of ONEP_TARGET_TOP_K */
     onepass_top_values top_values;
@@ -83,6 +88,8 @@ typedef struct onep_token_problem {
     int64_t ignore_index;
     onep_rows rows;
     int64_t columns, width, count;
+    int64_t first_column, total_columns; /* these three as in onep_logits_problem */
+    const onep_operand *statistics;
     onep_operand logits, indices, mask;
     onep_operand log_prob, entropy, lse;
     onep_operand grad_log_prob, grad_entropy, grad_lse, grad_logits;

@@ -6,6 +6,7 @@
 #include <math.h>
 
 #include "core/sum.h"
+#include "logits/shard.h"
 #include "logits/softmax.h"
 #include "logits/terms.h"
 #include "logits/top_k.h"
@@ -87,7 +88,11 @@ static void divergence_terms(element *e, const onep_divergence_terms *d, onepass
 /* What is known of a row before its gradients. */
 typedef struct row_state {
     const onep_logits_problem *problem;
-    int64_t row, label; /* -1: no labels */
+    int64_t row, label;            /* -1: no labels */
+    int64_t columns;               /* that are here */
+    int64_t place;                 /* the label's among them */
+    double at_label, label_weight; /* z there, and the weight of its class */
+    double smoothed;               /* the sum over all columns of w (-log P) */
     onep_type computed;
     logit_row s, t, p;
     softmax_state s_state, t_state, p_state;
@@ -136,7 +141,7 @@ static double divergence_of(row_state *r, double *target_entropy)
 {
     const onep_divergence_terms *d = &r->problem->divergence;
     onep_sum value = {0, 0}, s_phi = {0, 0}, t_psi = {0, 0}, entropy = {0, 0}, surplus = {-1, 0};
-    for (int64_t c = 0; c < r->problem->columns; c++) {
+    for (int64_t c = 0; c < r->columns; c++) {
         element e = element_of(r, c);
         onep_sum_add(&value, e.value);
         onep_sum_add(&s_phi, e.s_phi);
@@ -149,7 +154,7 @@ static double divergence_of(row_state *r, double *target_entropy)
     r->t_psi_sum = onep_sum_value(t_psi);
     *target_entropy = onep_sum_value(entropy);
     /* The terms h add T - M and S - M to what they stand for; the sums of those are 0 if T adds up to 1. */
-    if (r->problem->form != ONEP_TARGET_LOGITS && !d->is_total_variation && r->problem->columns > 0)
+    if (r->problem->form != ONEP_TARGET_LOGITS && !d->is_total_variation && r->columns > 0)
         onep_sum_add(&value, (d->a * (1 - d->q) - d->b * d->q) * onep_sum_value(surplus));
     return onep_sum_value(value);
 }
@@ -189,6 +194,18 @@ static double top_k_slope(const row_state *r, int64_t column, int *at)
     return slope;
 }
 
+/* What smoothing needs of the columns that are here. */
+static void smoothing_of(row_state *r)
+{
+    onep_sum all = {0, 0}, weights = {0, 0};
+    for (int64_t c = 0; c < r->columns; c++) {
+        onep_sum_add(&all, times(class_weight(r, c), -log_probability(&r->p_state, z_of(&r->p, c))));
+        onep_sum_add(&weights, class_weight(r, c));
+    }
+    r->smoothed = onep_sum_value(all);
+    r->weight_sum = onep_sum_value(weights);
+}
+
 /* label_weight NLL + z_loss lse^2 - entropy_bonus H. */
 static double label_terms(row_state *r)
 {
@@ -197,14 +214,10 @@ static double label_terms(row_state *r)
     const softmax_state *p = &r->p_state;
     double lse = p->max + p->log_sum, nll = 0;
     if (r->label >= 0 && l->weight != 0) {
-        double of_label = class_weight(r, r->label) * -log_probability(p, z_of(&r->p, r->label));
-        onep_sum all = {0, 0}, weights = {0, 0};
-        for (int64_t c = 0; c < k->columns && l->smoothing != 0; c++) {
-            onep_sum_add(&all, times(class_weight(r, c), -log_probability(p, z_of(&r->p, c))));
-            onep_sum_add(&weights, class_weight(r, c));
-        }
-        r->weight_sum = onep_sum_value(weights);
-        nll = times(1 - l->smoothing, of_label) + l->smoothing * onep_sum_value(all) / (double)k->columns;
+        double of_label = r->label_weight * -log_probability(p, r->at_label);
+        if (l->smoothing != 0 && !k->statistics)
+            smoothing_of(r);
+        nll = times(1 - l->smoothing, of_label) + l->smoothing * r->smoothed / (double)k->total_columns;
     }
     return times(l->weight, nll) + times(l->z_loss, lse * lse) - times(l->entropy_bonus, r->entropy);
 }
@@ -216,11 +229,11 @@ static double label_slope(const row_state *r, int64_t column)
     const softmax_state *s = &r->p_state;
     double z = z_of(&r->p, column), log_p = log_probability(s, z), p = exp(log_p), slope = 0;
     if (r->label >= 0 && l->weight != 0) {
-        double at_label = column == r->label ? less_one(s, z) : p;
-        slope = l->weight * (1 - l->smoothing) * class_weight(r, r->label) * at_label;
+        double at_label = column == r->place ? less_one(s, z) : p;
+        slope = l->weight * (1 - l->smoothing) * r->label_weight * at_label;
         if (l->smoothing != 0)
-            slope +=
-                l->weight * l->smoothing / (double)r->problem->columns * (r->weight_sum * p - class_weight(r, column));
+            slope += l->weight * l->smoothing / (double)r->problem->total_columns *
+                     (r->weight_sum * p - class_weight(r, column));
     }
     slope += times(2 * l->z_loss * (s->max + s->log_sum), p);
     return slope + (p != 0 ? l->entropy_bonus * p * (log_p + r->entropy) : p);
@@ -297,10 +310,60 @@ static double no_mass_row(const row_state *r)
     return x;
 }
 
+/* ---- a shard: what is known of all columns ---------------------------------------------------------------------- */
+
+static softmax_state state_of(const onep_row_statistics *all, const onep_side_state *side, double temperature)
+{
+    return (softmax_state){.max = side->max / temperature,
+                           .others = side->others,
+                           .log_sum = log1p(side->others),
+                           .first = (int64_t)all->first,
+                           .no_mass = all->columns > 0 && side->max == -INFINITY};
+}
+
+static double entropy_from(const onep_side_state *side)
+{
+    return log1p(side->others) + side->spread / (1 + side->others);
+}
+
+/* The weight of the label's class, and z there. */
+static double label_of(row_state *r)
+{
+    const onep_logits_problem *k = r->problem;
+    if (!k->statistics) {
+        r->label_weight = class_weight(r, r->label);
+        return z_of(&r->p, r->label);
+    }
+    onep_pick pick = onep_statistics_pick(k->statistics, &k->rows, r->row, 0);
+    r->label_weight = pick.weight;
+    return pick.has != 0 ? pick.v / k->label_temperature : (double)NAN;
+}
+
+/* Everything that row_of would find by reading the whole row. D is returned. */
+static double row_from_statistics(row_state *r, double *target_entropy)
+{
+    const onep_logits_problem *k = r->problem;
+    onep_row_statistics all;
+    onep_statistics_load(k->statistics, &k->rows, r->row, &all);
+    r->p_state = r->s_state = state_of(&all, &all.side[ONEP_SIDE_P], k->label_temperature);
+    r->entropy = entropy_from(&all.side[ONEP_SIDE_P]);
+    r->weight_sum = all.weights;
+    r->smoothed = all.below / k->label_temperature + times(all.weights, r->p_state.log_sum);
+    if (k->form == ONEP_NO_TARGET)
+        return 0;
+    r->s_state = state_of(&all, &all.side[ONEP_SIDE_S], k->temperature);
+    r->t_state = state_of(&all, &all.side[ONEP_SIDE_T], k->target_temperature);
+    *target_entropy = entropy_from(&all.side[ONEP_SIDE_T]);
+    int is_reverse = (int)all.kind == ONEP_SHARD_REVERSE_KL; /* cpu_terms.inc leaves out S, or T, which adds up to 1 */
+    r->s_phi_sum = all.sum_s + is_reverse;
+    r->t_psi_sum = all.sum_t + !is_reverse;
+    return all.divergence;
+}
+
 /* `top` is room for a teacher of k columns; NULL: there is none. */
 static double row_of(const onep_logits_problem *k, int64_t row, double divisor, onep_top_k_row *top)
 {
-    row_state r = {.problem = k, .row = row, .class_weights = k->class_weights.data, .top = top};
+    row_state r = {.problem = k, .row = row, .columns = k->columns, .class_weights = k->class_weights.data, .top = top};
     char *argmax = onep_row_address(&k->argmax, &k->rows, row);
     if (!onep_logits_takes_part(k, row, &r.label)) {
         fill_row(k, row, 0, 0);
@@ -309,6 +372,8 @@ static double row_of(const onep_logits_problem *k, int64_t row, double divisor, 
         return 0;
     }
     int has_targets = k->form != ONEP_NO_TARGET, has_target_logits = k->form == ONEP_TARGET_LOGITS;
+    int is_shard = k->statistics != NULL;
+    r.place = r.label - k->first_column;
     double weight = load_or(&k->weights, onep_row_address(&k->weights, &k->rows, row), 1);
     double upstream = load_or(&k->grad_value, onep_row_address(&k->grad_value, &k->rows, row), 1);
     onep_type promoted = has_targets ? onep_promote(k->predictions.type, k->targets.type) : k->predictions.type;
@@ -316,11 +381,16 @@ static double row_of(const onep_logits_problem *k, int64_t row, double divisor, 
     r.target_row = onep_row_address(&k->targets, &k->rows, row);
     r.p = r.s = logit_row_of(&k->predictions, &k->rows, row, k->columns, k->softcap, k->label_temperature);
     r.s.temperature = k->temperature;
-    r.p_state = softmax_of(&r.p);
-    r.s_state = has_targets ? softmax_of(&r.s) : r.p_state;
-    if (has_target_logits) {
+    double divergence = 0, target_entropy = 0;
+    if (has_target_logits)
         r.t = logit_row_of(&k->targets, &k->rows, row, k->columns, k->target_softcap, k->target_temperature);
-        r.t_state = softmax_of(&r.t);
+    if (is_shard) {
+        divergence = row_from_statistics(&r, &target_entropy);
+    } else {
+        r.p_state = softmax_of(&r.p);
+        r.s_state = has_targets ? softmax_of(&r.s) : r.p_state;
+        if (has_target_logits)
+            r.t_state = softmax_of(&r.t);
     }
 
     if (r.p_state.no_mass || r.t_state.no_mass)
@@ -335,15 +405,19 @@ static double row_of(const onep_logits_problem *k, int64_t row, double divisor, 
     }
 
     /* Everything that reads the row comes before the gradients, which may be written over it. */
-    int has_bad_label = k->labels.data && (r.label < 0 || r.label >= k->columns);
-    double log_prob = has_bad_label || r.label < 0 ? (double)NAN : log_probability(&r.p_state, z_of(&r.p, r.label));
-    double target_entropy = 0;
-    double value = top           ? k->divergence.weight * top->value
-                   : has_targets ? k->divergence.weight * divergence_of(&r, &target_entropy)
-                                 : 0;
-    r.entropy = entropy_of(&r.p, &r.p_state);
-    if (has_target_logits)
-        target_entropy = entropy_of(&r.t, &r.t_state);
+    int has_bad_label = k->labels.data && (r.label < 0 || r.label >= k->total_columns);
+    double log_prob = (double)NAN;
+    if (r.label >= 0 && !has_bad_label) {
+        r.at_label = label_of(&r);
+        log_prob = log_probability(&r.p_state, r.at_label);
+    }
+    if (!is_shard) {
+        divergence = top ? top->value : has_targets ? divergence_of(&r, &target_entropy) : 0;
+        r.entropy = entropy_of(&r.p, &r.p_state);
+        if (has_target_logits)
+            target_entropy = entropy_of(&r.t, &r.t_state);
+    }
+    double value = has_targets ? k->divergence.weight * divergence : 0;
     if ((has_bad_label && k->label.weight != 0) || (top && top->has_bad_index)) {
         fill_row(k, row, (double)NAN, 0);
         value = (double)NAN;
@@ -373,6 +447,87 @@ double onep_logits_row(const onep_logits_problem *k, int64_t row, double divisor
     return k->form == ONEP_TARGET_TOP_K ? top_k_row_of(k, row, divisor) : row_of(k, row, divisor, NULL);
 }
 
+/* ---- a shard: what is sent of its columns ------------------------------------------------------------------------ */
+
+/* The softmax of a row or slice, and what travels of it. */
+static onep_side_state side_of(const logit_row *r, softmax_state *s)
+{
+    logit_row v = *r;
+    v.temperature = 1;
+    *s = softmax_of(r);
+    onep_sum spread = {0, 0};
+    for (int64_t c = 0; c < r->columns && !s->no_mass; c++) {
+        double z = z_of(r, c), e = exp(z - s->max);
+        if (e != 0)
+            onep_sum_add(&spread, e * (s->max - z));
+    }
+    return (onep_side_state){.max = z_of(&v, s->first), .others = s->others, .spread = onep_sum_value(spread)};
+}
+
+/* KL and reverse KL within a slice. Columns in which only the side that is averaged over has mass make D infinite,
+ * unless that is no mass in the whole row: merging decides. */
+static void slice_divergence(const row_state *r, onep_shard_kind kind, onep_slice_state *to)
+{
+    int is_reverse = kind == ONEP_SHARD_REVERSE_KL;
+    logit_row v = is_reverse ? r->s : r->t;
+    v.temperature = 1;
+    if (isnan(r->s_state.others + r->t_state.others)) {
+        to->divergence = (double)NAN;
+        return;
+    }
+    if (is_reverse ? r->s_state.no_mass : r->t_state.no_mass)
+        return;
+    if (is_reverse ? r->t_state.no_mass : r->s_state.no_mass) {
+        to->bare = to->side[is_reverse ? ONEP_SIDE_S : ONEP_SIDE_T].max;
+        return;
+    }
+    onep_sum sum = {0, 0};
+    for (int64_t c = 0; c < r->columns; c++) {
+        element e = element_of(r, c);
+        if (e.value != INFINITY)
+            onep_sum_add(&sum, e.value);
+        else if (z_of(&v, c) > to->bare)
+            to->bare = z_of(&v, c);
+    }
+    to->divergence = onep_sum_value(sum);
+}
+
+void onep_shard_slice(const onep_shard_problem *p, int64_t row, int64_t slice, onep_slice_state *to)
+{
+    const onep_logits_problem *k = &p->loss;
+    const onep_operand *w = &k->class_weights;
+    int64_t begin = slice * ONEP_SHARD_SLICE, rest = k->columns - begin;
+    int64_t count = rest < ONEP_SHARD_SLICE ? rest : ONEP_SHARD_SLICE;
+    row_state r = {.problem = k, .row = row, .columns = count, .computed = p->computed};
+    r.class_weights = w->data ? w->data + begin * w->col_stride : NULL;
+    r.p = logit_row_of(&k->predictions, &k->rows, row, count, k->softcap, k->label_temperature);
+    r.p.at += begin * r.p.stride;
+    *to = (onep_slice_state){.side[ONEP_SIDE_P] = side_of(&r.p, &r.p_state), .bare = -INFINITY};
+    to->first = (double)(begin + r.p_state.first);
+    to->best = to->side[ONEP_SIDE_P].max;
+    if (k->label.smoothing != 0) {
+        logit_row v = r.p;
+        v.temperature = 1;
+        onep_sum below = {0, 0}, weights = {0, 0};
+        for (int64_t c = 0; c < count; c++) {
+            double apart = r.p_state.no_mass ? INFINITY : to->side[ONEP_SIDE_P].max - z_of(&v, c);
+            onep_sum_add(&below, times(class_weight(&r, c), apart));
+            onep_sum_add(&weights, class_weight(&r, c));
+        }
+        to->below = onep_sum_value(below);
+        to->weights = onep_sum_value(weights);
+    }
+    if (k->form == ONEP_NO_TARGET)
+        return;
+    r.s = r.p;
+    r.s.temperature = k->temperature;
+    r.t = logit_row_of(&k->targets, &k->rows, row, count, k->target_softcap, k->target_temperature);
+    r.t.at += begin * r.t.stride;
+    to->side[ONEP_SIDE_S] = side_of(&r.s, &r.s_state);
+    to->side[ONEP_SIDE_T] = side_of(&r.t, &r.t_state);
+    slice_divergence(&r, p->kind, to);
+}
+
 /* ---- all rows ---------------------------------------------------------------------------------------------------- */
 
 double onep_logits_divisor(const onep_logits_problem *k)
@@ -386,10 +541,12 @@ double onep_logits_divisor(const onep_logits_problem *k)
         int64_t label;
         if (!onep_logits_takes_part(k, row, &label))
             continue;
-        int is_weighted = k->class_weights.data && label >= 0 && label < k->columns;
-        onep_sum_add(&sum, is_weighted ? onep_load(k->class_weights.type,
-                                                   k->class_weights.data + label * k->class_weights.col_stride)
-                                       : 1);
+        double weight = 1;
+        if (k->class_weights.data && label >= 0 && label < k->total_columns)
+            weight = k->statistics ? onep_statistics_pick(k->statistics, &k->rows, row, 0).weight
+                                   : onep_load(k->class_weights.type,
+                                               k->class_weights.data + label * k->class_weights.col_stride);
+        onep_sum_add(&sum, weight);
     }
     return onep_sum_value(sum);
 }

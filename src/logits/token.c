@@ -9,10 +9,15 @@
 #include "core/status.h"
 #include "core/versioned.h"
 #include "logits/describe_token.h"
+#include "logits/shard.h"
 
 /* ---- the descriptions -------------------------------------------------------------------------------------------- */
 
 #define LOGITS_ARGUMENT [LOGITS] = {.info = {"logits", "*C", ONEPASS_READ, 1}, .flags = ONEP_SIZES | ONEP_PROMOTES}
+
+#define GRAD_LOGITS_ARGUMENT                                                                                           \
+    [GRAD_LOGITS] = {                                                                                                  \
+        .info = {"grad_logits", "*C", ONEPASS_WRITTEN, 1}, .type = ONEP_LIKE, .like = LOGITS, .flags = ONEP_IN_PLACE}
 
 static const onep_argument forward_arguments[FORWARD_ARGUMENTS] = {LOGITS_ARGUMENT, TOKEN_ARGUMENTS, TOKEN_RESULTS};
 
@@ -20,13 +25,28 @@ static const onep_argument backward_arguments[BACKWARD_ARGUMENTS] = {
     LOGITS_ARGUMENT,
     TOKEN_ARGUMENTS,
     TOKEN_UPSTREAM,
-    [GRAD_LOGITS] = {.info = {"grad_logits", "*C", ONEPASS_WRITTEN, 1},
-                     .type = ONEP_LIKE,
-                     .like = LOGITS,
-                     .flags = ONEP_IN_PLACE},
+    GRAD_LOGITS_ARGUMENT,
 };
 
-static const onep_option options[TOKEN_OPTION_COUNT] = {TOKEN_OPTIONS};
+/* Of a shard: what its calls have more. */
+enum { FORWARD_STATISTICS = FORWARD_ARGUMENTS, BACKWARD_STATISTICS = BACKWARD_ARGUMENTS };
+#define STATISTICS_ARGUMENT                                                                                            \
+    {                                                                                                                  \
+        .info = {"statistics", "*F", ONEPASS_READ, 1}, .type = ONEP_ONLY_F64                                           \
+    }
+
+static const onep_argument shard_forward_arguments[FORWARD_STATISTICS + 1] = {
+    LOGITS_ARGUMENT, TOKEN_ARGUMENTS, TOKEN_RESULTS, [FORWARD_STATISTICS] = STATISTICS_ARGUMENT};
+
+static const onep_argument shard_backward_arguments[BACKWARD_STATISTICS + 1] = {
+    LOGITS_ARGUMENT, TOKEN_ARGUMENTS, TOKEN_UPSTREAM, GRAD_LOGITS_ARGUMENT, [BACKWARD_STATISTICS] = STATISTICS_ARGUMENT,
+};
+
+static const onep_option options[TOKEN_SHARD_OPTION_COUNT] = {
+    TOKEN_OPTIONS,
+    [FIRST_COLUMN] = {.info = {"options.first_column", 0}},
+    [TOTAL_COLUMNS] = {.info = {"options.total_columns", 0}},
+};
 
 static onepass_status solve(onep_call *call);
 
@@ -51,6 +71,26 @@ const onep_operator onep_token_log_probs_backward = {.name = "token_log_probs_ba
                                                      .variant = BACKWARD,
                                                      .solve = solve,
                                                      .kernels = ONEP_KERNELS(onep_token)};
+
+const onep_operator onep_shard_token_log_probs = {.name = "shard_token_log_probs",
+                                                  .arguments = shard_forward_arguments,
+                                                  .argument_count = FORWARD_STATISTICS + 1,
+                                                  .options = options,
+                                                  .option_count = TOKEN_SHARD_OPTION_COUNT,
+                                                  .workspace = "options.workspace",
+                                                  .variant = SHARD_FORWARD,
+                                                  .solve = solve,
+                                                  .kernels = ONEP_CPU_KERNELS(onep_token)};
+
+const onep_operator onep_shard_token_log_probs_backward = {.name = "shard_token_log_probs_backward",
+                                                           .arguments = shard_backward_arguments,
+                                                           .argument_count = BACKWARD_STATISTICS + 1,
+                                                           .options = options,
+                                                           .option_count = TOKEN_SHARD_OPTION_COUNT,
+                                                           .workspace = "options.workspace",
+                                                           .variant = SHARD_BACKWARD,
+                                                           .solve = solve,
+                                                           .kernels = ONEP_CPU_KERNELS(onep_token)};
 
 /* ---- rules of their own ------------------------------------------------------------------------------------------ */
 
@@ -93,7 +133,8 @@ onepass_status onep_token_problem_of(const onep_call *call, onep_token_problem *
         .indices = onep_call_operand(call, INDICES),
         .mask = onep_call_operand(call, ROW_MASK),
     };
-    if (call->op->variant == FORWARD) {
+    made->total_columns = made->columns;
+    if (call->op->variant == FORWARD || call->op->variant == SHARD_FORWARD) {
         made->log_prob = onep_call_operand(call, LOG_PROB);
         made->entropy = onep_call_operand(call, ENTROPY);
         made->lse = onep_call_operand(call, LSE);
@@ -109,7 +150,21 @@ onepass_status onep_token_problem_of(const onep_call *call, onep_token_problem *
 static onepass_status solve(onep_call *call)
 {
     onep_token_problem problem;
+    onep_operand statistics;
     onepass_status status = onep_token_problem_of(call, &problem);
+    int is_shard = call->op->variant >= SHARD_FORWARD;
+    if (status == ONEPASS_OK && is_shard) {
+        int argument = call->op->variant == SHARD_FORWARD ? (int)FORWARD_STATISTICS : (int)BACKWARD_STATISTICS;
+        onep_shard_place place;
+        status = onep_shard_place_of(call, COLUMNS, FIRST_COLUMN, problem.width, &place);
+        if (status == ONEPASS_OK)
+            status = onep_shard_check_statistics(call, argument, ONEP_SHARD_LABELS, problem.count, place.total);
+        problem.columns = place.columns;
+        problem.first_column = place.first;
+        problem.total_columns = place.total;
+        statistics = onep_call_operand(call, argument);
+        problem.statistics = &statistics;
+    }
     return status == ONEPASS_OK ? onep_execute(call, &problem) : status;
 }
 
@@ -131,6 +186,13 @@ onepass_status onep_token_read_options(onep_call *call, const onepass_token_opti
     else if (o.chunk_bytes != 0)
         return onep_fail(ONEPASS_INVALID_ARGUMENT, "%s: options.chunk_bytes: given; it is for hidden states",
                          call->name);
+    if (call->op->variant >= SHARD_FORWARD) {
+        call->options[FIRST_COLUMN] = (double)o.first_column;
+        call->options[TOTAL_COLUMNS] = (double)o.total_columns;
+    } else if (o.first_column != 0 || o.total_columns != 0) {
+        return onep_fail(ONEPASS_INVALID_ARGUMENT, "%s: options.%s: given; it is for shards", call->name,
+                         o.first_column != 0 ? "first_column" : "total_columns");
+    }
     call->options[SEMANTICS] = (int)o.semantics;
     call->options[TEMPERATURE] = o.temperature;
     call->options[SOFTCAP] = o.softcap;
@@ -171,6 +233,43 @@ onepass_status onepass_token_log_probs_backward(onepass_handle *handle, const on
                                   [ENTROPY] = grad_entropy,
                                   [LSE] = grad_lse,
                                   [GRAD_LOGITS] = grad_logits}};
+    onepass_status status = onep_token_read_options(&call, given, NULL);
+    return status == ONEPASS_OK ? onep_call_run(&call) : status;
+}
+
+onepass_status onepass_shard_token_log_probs(onepass_handle *handle, const onepass_tensor *logits,
+                                             const onepass_tensor *indices, const onepass_tensor *statistics,
+                                             const onepass_token_options *given, const onepass_tensor *log_prob,
+                                             const onepass_tensor *entropy, const onepass_tensor *lse)
+{
+    onep_call call = {.op = &onep_shard_token_log_probs,
+                      .name = onep_shard_token_log_probs.name,
+                      .handle = handle,
+                      .tensors = {[LOGITS] = logits,
+                                  [INDICES] = indices,
+                                  [LOG_PROB] = log_prob,
+                                  [ENTROPY] = entropy,
+                                  [LSE] = lse,
+                                  [FORWARD_STATISTICS] = statistics}};
+    onepass_status status = onep_token_read_options(&call, given, NULL);
+    return status == ONEPASS_OK ? onep_call_run(&call) : status;
+}
+
+onepass_status onepass_shard_token_log_probs_backward(
+    onepass_handle *handle, const onepass_tensor *logits, const onepass_tensor *indices,
+    const onepass_tensor *statistics, const onepass_tensor *grad_log_prob, const onepass_tensor *grad_entropy,
+    const onepass_tensor *grad_lse, const onepass_token_options *given, const onepass_tensor *grad_logits)
+{
+    onep_call call = {.op = &onep_shard_token_log_probs_backward,
+                      .name = onep_shard_token_log_probs_backward.name,
+                      .handle = handle,
+                      .tensors = {[LOGITS] = logits,
+                                  [INDICES] = indices,
+                                  [LOG_PROB] = grad_log_prob,
+                                  [ENTROPY] = grad_entropy,
+                                  [LSE] = grad_lse,
+                                  [GRAD_LOGITS] = grad_logits,
+                                  [BACKWARD_STATISTICS] = statistics}};
     onepass_status status = onep_token_read_options(&call, given, NULL);
     return status == ONEPASS_OK ? onep_call_run(&call) : status;
 }

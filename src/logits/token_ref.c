@@ -4,6 +4,7 @@
  *   log_prob_k = log P[index_k]     entropy = -sum of P log P     lse = log of the sum of exp(z)
  *   d loss / d z_i = sum over k of g_k ([i = index_k] - P_i) - g_entropy P_i (log P_i + entropy) + g_lse P_i
  */
+#include "logits/shard.h"
 #include "logits/softmax.h"
 
 int onep_token_takes_part(const onep_token_problem *k, int64_t row)
@@ -19,7 +20,39 @@ static int64_t index_of(const onep_token_problem *k, int64_t row, int64_t i)
 
 static int is_outside(const onep_token_problem *k, int64_t index)
 {
-    return index < 0 || index >= k->columns;
+    return index < 0 || index >= k->total_columns;
+}
+
+/* z at index i of the row, which is the column `index` of all. */
+static double z_at(const onep_token_problem *k, int64_t row, const logit_row *r, int64_t index, int64_t i)
+{
+    if (!k->statistics)
+        return z_of(r, index);
+    onep_pick pick = onep_statistics_pick(k->statistics, &k->rows, row, i);
+    return pick.has != 0 ? pick.v / k->temperature : (double)NAN;
+}
+
+static double whole_entropy(const onep_token_problem *k, int64_t row, const logit_row *r, const softmax_state *s)
+{
+    if (!k->statistics)
+        return entropy_of(r, s);
+    onep_row_statistics all;
+    onep_statistics_load(k->statistics, &k->rows, row, &all);
+    return s->log_sum + all.side[ONEP_SIDE_P].spread / (1 + s->others);
+}
+
+static softmax_state whole_softmax(const onep_token_problem *k, int64_t row, const logit_row *r)
+{
+    if (!k->statistics)
+        return softmax_of(r);
+    onep_row_statistics all;
+    onep_statistics_load(k->statistics, &k->rows, row, &all);
+    const onep_side_state *side = &all.side[ONEP_SIDE_P];
+    return (softmax_state){.max = side->max / k->temperature,
+                           .others = side->others,
+                           .log_sum = log1p(side->others),
+                           .first = (int64_t)all.first,
+                           .no_mass = all.columns > 0 && side->max == -INFINITY};
 }
 
 static void forward(const onep_token_problem *k, int64_t row, const logit_row *r, const softmax_state *s)
@@ -31,11 +64,11 @@ static void forward(const onep_token_problem *k, int64_t row, const logit_row *r
         double x = index == k->ignore_index ? 0
                    : is_outside(k, index)   ? (double)NAN
                    : s->no_mass             ? undefined
-                                            : log_probability(s, z_of(r, index));
+                                            : log_probability(s, z_at(k, row, r, index, i));
         onep_store(k->log_prob.type, log_prob + i * k->log_prob.col_stride, x);
     }
     if (k->entropy.data)
-        store_row(&k->entropy, &k->rows, row, s->no_mass ? undefined : entropy_of(r, s));
+        store_row(&k->entropy, &k->rows, row, s->no_mass ? undefined : whole_entropy(k, row, r, s));
     store_row(&k->lse, &k->rows, row, s->max + s->log_sum);
 }
 
@@ -61,7 +94,7 @@ static void backward(const onep_token_problem *k, int64_t row, const logit_row *
 {
     double g_entropy = load_or(&k->grad_entropy, onep_row_address(&k->grad_entropy, &k->rows, row), 0);
     double g_lse = load_or(&k->grad_lse, onep_row_address(&k->grad_lse, &k->rows, row), 0);
-    double entropy = g_entropy != 0 && !s->no_mass ? entropy_of(r, s) : 0;
+    double entropy = g_entropy != 0 && !s->no_mass ? whole_entropy(k, row, r, s) : 0;
     char *to = onep_row_address(&k->grad_logits, &k->rows, row);
     for (int64_t c = 0; c < k->width; c++) {
         double x = 0;
@@ -69,7 +102,7 @@ static void backward(const onep_token_problem *k, int64_t row, const logit_row *
             x = k->semantics == ONEPASS_FINITE ? 0 : (double)NAN;
         else if (c < k->columns) {
             double z = z_of(r, c), log_p = log_probability(s, z), p = exp(log_p), all;
-            double here = upstream_at(k, row, c, &all);
+            double here = upstream_at(k, row, k->first_column + c, &all);
             /* here (1 - P) - (all - here) P: without cancellation where P is nearly 1 */
             x = -here * less_one(s, z) - (all - here) * p + g_lse * p;
             if (g_entropy != 0 && p != 0)
@@ -100,7 +133,7 @@ void onep_token_row(const onep_token_problem *k, int64_t row)
         return;
     }
     logit_row r = logit_row_of(&k->logits, &k->rows, row, k->columns, k->softcap, k->temperature);
-    softmax_state s = softmax_of(&r);
+    softmax_state s = whole_softmax(k, row, &r);
     if (k->grad_logits.data)
         backward(k, row, &r, &s);
     else

@@ -14,7 +14,7 @@ from torch.nn import _reduction
 from torch.overrides import handle_torch_function, has_torch_function
 
 from onepass import _native, errors, library
-from onepass.torch import losses_call, losses_reference, route
+from onepass.torch import losses_call, losses_reference, losses_shards, route
 from onepass.torch.losses_call import Call, Inputs
 
 _TARGETS = {"logits": losses_reference.LOGITS, "probs": losses_reference.PROBS, "log_probs": losses_reference.LOG_PROBS}
@@ -218,7 +218,9 @@ def _divergence(name, divergence, mixture, predictions, targets, reduction, *, t
                 target_temperature=None, divergence_weight=1.0, labels=None, label_weight=0.0, label_smoothing=0.0,
                 label_temperature=1.0, ignore_index=-100, class_weights=None, z_loss=0.0, entropy_bonus=0.0,
                 softcap=None, target_softcap=None, columns=None, divisor=None, row_weights=None, row_mask=None,
-                semantics="strict", outputs=(), inplace=False):
+                semantics="strict", outputs=(), inplace=False, process_group=None):
+    if process_group is not None and not isinstance(process_group, losses_shards.Entry):
+        return losses_shards.entered(process_group, _divergence, locals())
     check_logits(name, "predictions", predictions)
     check_logits(name, "targets", targets)
     form = option_of(name, "target", target, _TARGETS)
@@ -228,15 +230,16 @@ def _divergence(name, divergence, mixture, predictions, targets, reduction, *, t
                 raise errors.InvalidArgument("%s: %s: %g; it goes with targets that are logits" % (name, argument,
                                                                                                   value))
     if predictions.shape != targets.shape:
-        predictions, targets = _of_one_width(name, predictions, targets, columns)
+        predictions, targets = _of_one_width(name, predictions, targets, columns if process_group is None else None)
     if targets.device != predictions.device:
         raise errors.InvalidArgument("%s: targets: device %s; it must be that of predictions, %s" % (
             name, targets.device, predictions.device))
     shape, width = predictions.shape[:-1], predictions.shape[-1]
-    columns = columns_of(name, columns, width)
+    classes = width if process_group is None else math.inf  # of a group, those of all ranks: not known yet
+    columns = columns_of(name, columns, classes)
     if labels is not None:
         labels = check_labels(name, "labels", labels, shape, predictions, "predictions", ignore_index,
-                              columns or width)
+                              columns or classes)
     elif label_weight or label_smoothing or class_weights is not None:
         raise errors.InvalidArgument("%s: label_weight, label_smoothing, class_weights: given without labels" % name)
     if class_weights is not None:
@@ -254,6 +257,8 @@ def _divergence(name, divergence, mixture, predictions, targets, reduction, *, t
                    float(z_loss), float(entropy_bonus), float(divergence_weight), as_number(target_temperature),
                    float(label_temperature), as_number(target_softcap), tuple(outputs))
     inputs = Inputs(predictions, targets, labels, class_weights, row_weights, row_mask, divisor_tensor)
+    if process_group is not None:
+        return answer(losses_shards.loss(name, call, inputs, inplace, process_group), call, outputs)
     return answer(losses_call.loss(name, call, inputs, inplace), call, outputs)
 
 
@@ -302,6 +307,9 @@ def kl_div_logits(predictions, targets, reduction="batchmean", **options):
     outputs              names of what is wanted besides, one per row and without a gradient: 'lse', 'entropy',
                          'log_prob', 'argmax', 'target_lse', 'target_entropy'. Returns (loss, *outputs)
     inplace              the gradient is written over predictions, where that is possible: they must not be used again
+    process_group        the classes are spread over the processes of this group, in the order of their ranks; these are
+                         this rank's. Everything else is the same on all of them; columns, labels and argmax count the
+                         classes of all. KL and reverse KL of logits, on the CPU, to be differentiated once
 
     A row that takes no part is never read; its value and gradient are 0. A label out of range makes value and gradient
     of its row NaN, or raises IndexError if ONEPASS_CHECK_LABELS=1 was in the environment.
@@ -377,7 +385,7 @@ def _classes_last(name, input, target, class_dim):
 def cross_entropy(input, target, weight=None, size_average=None, ignore_index=-100, reduce=None, reduction="mean",
                   label_smoothing=0.0, *, class_dim=1, temperature=1.0, softcap=None, columns=None, z_loss=0.0,
                   entropy_bonus=0.0, divisor=None, row_weights=None, row_mask=None, semantics="strict", outputs=(),
-                  inplace=False):
+                  inplace=False, process_group=None):
     """torch.nn.functional.cross_entropy: of logits [N, C, ...] or [C] and labels [N, ...], or probabilities of the
     input's shape. The loss is float32, or float64 if an input is.
 
@@ -389,9 +397,12 @@ def cross_entropy(input, target, weight=None, size_average=None, ignore_index=-1
     temperature   input / temperature is what softmax is taken of
     z_loss        adds z_loss lse^2 to each row that takes part
     outputs       of 'lse', 'entropy', 'log_prob', 'argmax'
+    process_group   as in kl_div_logits; weight is that of this rank's classes
 
     Targets that are probabilities are computed by PyTorch's operations.
     """
+    if process_group is not None and not isinstance(process_group, losses_shards.Entry):
+        return losses_shards.entered(process_group, cross_entropy, locals())
     name = "cross_entropy"
     if has_torch_function((input, target)):
         return handle_torch_function(
@@ -399,7 +410,7 @@ def cross_entropy(input, target, weight=None, size_average=None, ignore_index=-1
             ignore_index=ignore_index, reduce=reduce, reduction=reduction, label_smoothing=label_smoothing,
             class_dim=class_dim, temperature=temperature, softcap=softcap, columns=columns, z_loss=z_loss,
             entropy_bonus=entropy_bonus, divisor=divisor, row_weights=row_weights, row_mask=row_mask,
-            semantics=semantics, outputs=outputs, inplace=inplace)
+            semantics=semantics, outputs=outputs, inplace=inplace, process_group=process_group)
     if size_average is not None or reduce is not None:
         reduction = _reduction.legacy_get_string(size_average, reduce)
     check_logits(name, "input", input)
@@ -407,15 +418,19 @@ def cross_entropy(input, target, weight=None, size_average=None, ignore_index=-1
         raise TypeError("%s: target: %s; it must be a torch.Tensor" % (name, type(target).__name__))
     predictions, are_probabilities, target = _classes_last(name, input, target, class_dim)
     shape, width = predictions.shape[:-1], predictions.shape[-1]
-    columns = columns_of(name, columns, width)
+    classes = width if process_group is None else math.inf  # of a group, those of all ranks: not known yet
+    columns = columns_of(name, columns, classes)
     if are_probabilities:
+        if process_group is not None:
+            raise errors.Unsupported("%s: process_group: given with targets that are probabilities" % name)
         check_logits(name, "target", target)
         check_beside(name, "target", target, predictions.shape, predictions, "input")
         if ignore_index >= 0:
             raise errors.InvalidArgument("%s: ignore_index: %d; it is not supported for targets that are "
                                          "probabilities" % (name, ignore_index))
     else:
-        target = check_labels(name, "target", target, shape, input, "input", ignore_index, columns or width)
+        target = check_labels(name, "target", target, shape, input, "input", ignore_index,
+                              columns or classes)
     if weight is not None:
         check_weights(name, "weight", weight, (width,), input, "input")
     if row_weights is not None:
@@ -434,4 +449,6 @@ def cross_entropy(input, target, weight=None, size_average=None, ignore_index=-1
         inputs = Inputs(predictions, target, None, weight, row_weights, row_mask, divisor_tensor)
         return answer(losses_reference.cross_entropy_probs(call, inputs), call, outputs)
     inputs = Inputs(predictions, None, target, weight, row_weights, row_mask, divisor_tensor)
+    if process_group is not None:
+        return answer(losses_shards.loss(name, call, inputs, inplace, process_group), call, outputs)
     return answer(losses_call.loss(name, call, inputs, inplace), call, outputs)

@@ -67,7 +67,7 @@ def _empty_outputs(call, inputs):
                  if name in asked else None for name in losses_reference.OUTPUTS)
 
 
-def _empty_gradients(inputs, needs):
+def empty_gradients(inputs, needs):
     return (torch.empty_like(inputs.predictions) if needs[0] else None,
             torch.empty_like(inputs.targets) if needs[1] else None)
 
@@ -86,9 +86,14 @@ def _run(call, inputs, value, gradients, outputs=(None,) * 6, upstream=None, mad
                  call.label_temperature, call.target_softcap, 0, route.threads(), route.workspace)
 
 
+def empty_results(call, inputs):
+    """(value, outputs) without their numbers"""
+    return _empty_value(call, inputs), _empty_outputs(call, inputs)
+
+
 def _forward(call, inputs):
     """(value, outputs)"""
-    value, outputs = _empty_value(call, inputs), _empty_outputs(call, inputs)
+    value, outputs = empty_results(call, inputs)
     _run(call, inputs, value, (None, None), outputs)
     return value, outputs
 
@@ -190,7 +195,7 @@ class Loss(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         if call.reduction == _native.ROWS:
             return _returned(ctx, *_forward(call, inputs))
-        upstream, made = _expect(call, inputs.predictions), _empty_gradients(inputs, ctx.needs_input_grad[1:3])
+        upstream, made = _expect(call, inputs.predictions), empty_gradients(inputs, ctx.needs_input_grad[1:3])
         results = _forward_with_gradients(call, inputs, made, upstream)
         ctx.made = made, upstream
         return _returned(ctx, *results)
@@ -223,7 +228,7 @@ class Loss(torch.autograd.Function):
 
 
 def _gradients(call, inputs, upstream, needs):
-    made = _empty_gradients(inputs, needs)
+    made = empty_gradients(inputs, needs)
     _run(call, inputs, None, made, upstream=upstream)
     return made
 
@@ -264,7 +269,7 @@ def _meta(*arguments):
 
 def _kernel_with_gradients(*arguments):
     call, inputs = _split(arguments)
-    made = _empty_gradients(inputs, arguments[-2:])
+    made = empty_gradients(inputs, arguments[-2:])
     return _results(inputs, *_forward_with_gradients(call, inputs, made), made)
 
 
@@ -272,7 +277,7 @@ def _meta_with_gradients(*arguments):
     call, inputs = _split(arguments)
     _check_shapes(inputs)
     return _results(inputs, _fake_value(call, inputs), _empty_outputs(call, inputs),
-                    _empty_gradients(inputs, arguments[-2:]))
+                    empty_gradients(inputs, arguments[-2:]))
 
 
 def _backward_kernel(upstream, *arguments):
@@ -281,7 +286,7 @@ def _backward_kernel(upstream, *arguments):
 
 
 def _backward_meta(upstream, *arguments):
-    return route.all_results(upstream, _empty_gradients(_split(arguments)[1], arguments[-2:]))
+    return route.all_results(upstream, empty_gradients(_split(arguments)[1], arguments[-2:]))
 
 
 def _asked(call, results):

@@ -4,13 +4,14 @@ logits that are made from those of all three in one pass.
 Which way a call goes is route.py's answer; there are kernels for the CPU, elsewhere PyTorch's operations do it.
 """
 
+import math
 from collections import namedtuple
 
 import torch
 from torch.overrides import handle_torch_function, has_torch_function
 
 from onepass import errors, library
-from onepass.torch import losses, losses_call, losses_reference, route
+from onepass.torch import losses, losses_call, losses_reference, losses_shards, route
 
 # entropy, lse: whether they are asked for.
 Call = namedtuple("Call", "semantics temperature softcap columns ignore_index entropy lse")
@@ -168,7 +169,7 @@ def _call(call, logits, indices, row_mask):
 
 
 def token_log_probs(logits, indices, temperature=1.0, *, softcap=None, columns=None, ignore_index=-100, row_mask=None,
-                    semantics="strict", return_entropy=False, return_lse=False):
+                    semantics="strict", return_entropy=False, return_lse=False, process_group=None):
     """log_softmax(logits / temperature) at indices, without a tensor of the logits' size.
 
     logits     [..., C]
@@ -176,31 +177,40 @@ def token_log_probs(logits, indices, temperature=1.0, *, softcap=None, columns=N
     temperature, softcap, columns, row_mask, semantics   as in kl_div_logits
     ignore_index    such an index has the log-probability 0, and no gradient. Any other out of range has NaN
     return_entropy, return_lse   also those of each row, [...]
+    process_group   as in kl_div_logits
 
     Returns log_prob of the shape of indices; or a tuple of what was asked for: log_prob (unless indices is None),
     entropy, lse. They are float32, or float64 if logits are. All have gradients to the logits, of any order.
     """
+    if process_group is not None and not isinstance(process_group, losses_shards.Entry):
+        return losses_shards.entered(process_group, token_log_probs, locals())
     if has_torch_function((logits, indices)):
         return handle_torch_function(token_log_probs, (logits, indices), logits, indices, temperature=temperature,
                                      softcap=softcap, columns=columns, ignore_index=ignore_index, row_mask=row_mask,
-                                     semantics=semantics, return_entropy=return_entropy, return_lse=return_lse)
+                                     semantics=semantics, return_entropy=return_entropy, return_lse=return_lse,
+                                     process_group=process_group)
     losses.check_logits(_NAME, "logits", logits)
     call, indices, is_single = read(_NAME, logits, "logits", logits.shape[-1], indices, temperature, softcap, columns,
-                                    ignore_index, row_mask, semantics, return_entropy, return_lse)
+                                    ignore_index, row_mask, semantics, return_entropy, return_lse, process_group)
+    if process_group is not None:
+        made = losses_shards.token_log_probs(_NAME, call, logits, indices, row_mask, _empty(call, logits, indices),
+                                             process_group)
+        return returned(made, is_single, call)
     return returned(_call(call, logits, indices, row_mask), is_single, call)
 
 
 def read(name, rows, argument, width, indices, temperature, softcap, columns, ignore_index, row_mask, semantics,
-         return_entropy, return_lse):
+         return_entropy, return_lse, process_group=None):
     """(call, indices [..., K], whether they were one per row). `rows`, an argument of that name, has the rows."""
     shape = rows.shape[:-1]
-    columns = losses.columns_of(name, columns, width)
+    classes = width if process_group is None else math.inf  # of a group, those of all ranks: not known yet
+    columns = losses.columns_of(name, columns, classes)
     is_single = False
     if indices is not None:
         is_single = isinstance(indices, torch.Tensor) and indices.dim() == rows.dim() - 1
         expected = shape if is_single else shape + tuple(getattr(indices, "shape", ()))[-1:]
         indices = losses.check_labels(name, "indices", indices, expected, rows, argument, ignore_index,
-                                      columns or width)
+                                      columns or classes)
         indices = indices.unsqueeze(-1) if is_single else indices
     elif not (return_entropy or return_lse):
         raise errors.InvalidArgument("%s: indices: None; without them return_entropy or return_lse must be True" %

@@ -1,0 +1,209 @@
+"""Losses from logits whose classes are spread over the processes of a group, in the order of their ranks: what
+process_group= of cross_entropy, kl_div_logits, reverse_kl_logits and token_log_probs does, on the CPU.
+
+A call has two exchanges: a few integers, by which the ranks agree on shapes and options, and the states of the rows, an
+all-gather of float64 numbers (docs/distributed.md). Every rank merges them itself, in the order of the ranks, so value
+and row results have the same bits on all. Backward exchanges nothing: a rank makes the gradient of its own classes from
+the merged statistics.
+
+A rank that fails before an exchange takes part in it and says so: then every rank raises, and none waits.
+"""
+
+import torch
+import torch.distributed as dist
+from torch.autograd.function import once_differentiable
+
+from onepass import _native, errors, library
+from onepass.torch import losses_call, losses_reference, route
+
+_SLICE = 8192  # columns, whose states are kept apart
+_LABELS, _KL, _REVERSE_KL = range(3)
+
+
+class Entry:
+    """A call in a group: what has been exchanged so far."""
+
+    def __init__(self, group):
+        self.group, self.has_agreed = group, False
+
+    def gather(self, mine):
+        """What every rank has sent, in the order of their ranks."""
+        everybodys = mine.new_empty((dist.get_world_size(self.group),) + tuple(mine.shape))
+        dist.all_gather(list(everybodys.unbind(0)), mine, group=self.group)
+        return everybodys
+
+    def agree(self, name, width, *same):
+        """(first column, columns in all, most columns of a rank); `same` must be the same integers on every rank."""
+        self.has_agreed = True
+        everybodys = self.gather(torch.tensor([1, width, *same], dtype=torch.int64)).tolist()
+        failed = [rank for rank, numbers in enumerate(everybodys) if not numbers[0]]
+        if failed:
+            raise RuntimeError("%s: process_group: rank %s of it failed before the states were exchanged" % (
+                name, ", ".join(map(str, failed))))
+        for rank, numbers in enumerate(everybodys):
+            if numbers[2:] != everybodys[0][2:]:
+                raise errors.InvalidArgument("%s: process_group: rank %d of it calls with %s (%s), rank 0 with %s" % (
+                    name, rank, numbers[2:], _AGREED, everybodys[0][2:]))
+        widths = [numbers[1] for numbers in everybodys]
+        return sum(widths[:dist.get_rank(self.group)]), sum(widths), max(widths)
+
+
+_AGREED = "rows, kind of loss, indices, bits, columns"
+_NUMBERS = 5  # of _AGREED
+
+
+def entered(group, function, arguments):
+    """function(**arguments) with an Entry as process_group. If it fails before the ranks have agreed, they are told."""
+    if dist.get_world_size(group) < 1:
+        raise ValueError("process_group: this process does not belong to it")
+    entry = Entry(group)
+    try:
+        return function(**dict(arguments, process_group=entry))
+    except Exception:
+        if not entry.has_agreed:
+            entry.gather(torch.zeros(2 + _NUMBERS, dtype=torch.int64))
+        raise
+
+
+def _check(name, logits, *others):
+    if route.is_compiling():
+        raise errors.Unsupported("%s: process_group: given in a compiled graph; call it outside of torch.compile" % name)
+    for tensor in (logits,) + others:
+        if tensor is not None and tensor.device.type != "cpu":
+            raise errors.Unsupported("%s: process_group: given with a tensor on %s; there are kernels for the CPU" % (
+                name, tensor.device))
+    if route.way((logits,) + others) != route.EAGER:
+        raise errors.Unsupported("%s: process_group: given under a transformation; call it eagerly" % name)
+
+
+def _statistics(name, entry, logits, targets, labels, indices, class_weights, row_mask, kind, columns, options):
+    """(statistics [..., F], first column, columns in all). options(first, total): the numbers of the states."""
+    count = 1 if labels is not None else 0 if indices is None else indices.shape[-1]
+    computed = logits if targets is None else logits.new_empty((), dtype=torch.promote_types(logits.dtype, targets.dtype))
+    bits = 64 if computed.dtype is torch.float64 else 32
+    rows, width = logits.shape[:-1].numel(), logits.shape[-1]
+    first, total, most = entry.agree(name, width, rows, kind, count, bits, columns)
+    if columns > total:
+        raise errors.InvalidArgument("%s: columns: %d; it must be from 1 to the number of classes of all ranks, %d" % (
+            name, columns, total))
+    total = columns or total
+    sides = 1 if kind == _LABELS else 3
+    mine = torch.full((rows, 5 + sides + 3 * count + -(-most // _SLICE) * (6 + 3 * sides)), float("nan"),
+                      dtype=torch.float64)
+    try:
+        library.call(library.SHARD_STATES, logits, targets, labels, indices, class_weights, row_mask,
+                     mine.view(logits.shape[:-1] + mine.shape[-1:]), *options(first, total), 0, route.threads(),
+                     route.workspace)
+    except Exception:
+        entry.gather(mine.fill_(float("nan")))
+        raise
+    everybodys = entry.gather(mine)
+    failed = torch.isnan(everybodys[:, :, 0]).any(1).nonzero().flatten().tolist()
+    if failed:
+        raise RuntimeError("%s: process_group: rank %s of it failed at its states" % (
+            name, ", ".join(map(str, failed))))
+    merged = mine.new_empty((rows, 9 + 3 * sides + 3 * count))
+    library.call(library.SHARD_MERGE, everybodys, merged, 0, route.threads(), route.workspace)
+    return merged.view(logits.shape[:-1] + merged.shape[-1:]), first, total
+
+
+# ---- losses ----------------------------------------------------------------------------------------------------------
+
+
+def _numbers(call, first, total, reduction, divisor):
+    return (reduction, call.semantics, divisor, call.temperature, call.softcap, 0, 1, call.ignore_index,
+            call.label_weight, call.label_smoothing, call.z_loss, call.entropy_bonus, call.divergence, call.mixture,
+            call.divergence_weight, call.target_temperature, call.label_temperature, call.target_softcap, first, total)
+
+
+def _run(call, inputs, shard, value, gradients, outputs=(None,) * 6, upstream=None):
+    predictions, targets, labels, class_weights, row_weights, row_mask, divisor = inputs
+    statistics, first, total = shard
+    library.call(library.SHARD_LOSS, predictions, labels, class_weights, row_weights, row_mask, upstream, None, divisor,
+                 value, gradients[0], *outputs[:4], targets, gradients[1], *outputs[4:], statistics,
+                 *_numbers(call, first, total, call.reduction, call.divisor), 0, route.threads(), route.workspace)
+
+
+class ShardLoss(torch.autograd.Function):
+    """loss(call, shard, *inputs) -> (value, *outputs asked for). To be differentiated once."""
+
+    @staticmethod
+    def forward(ctx, call, shard, *tensors):
+        inputs = losses_call.Inputs(*tensors)
+        ctx.save_for_backward(*tensors)
+        ctx.call, ctx.shard = call, shard
+        ctx.set_materialize_grads(False)
+        value, outputs = losses_call.empty_results(call, inputs)
+        _run(call, inputs, shard, value, (None, None), outputs)
+        outputs = tuple(output for output in outputs if output is not None)
+        ctx.mark_non_differentiable(*outputs)
+        return (value,) + outputs
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, upstream, *none):
+        if upstream is None:
+            return (None,) * 9
+        inputs = losses_call.Inputs(*ctx.saved_tensors)
+        made = losses_call.empty_gradients(inputs, ctx.needs_input_grad[2:4])
+        _run(ctx.call, inputs, ctx.shard, None, made, upstream=upstream)
+        return (None, None) + made + (None,) * 5
+
+
+def loss(name, call, inputs, inplace, entry):
+    """(value, *outputs asked for)"""
+    kinds = {_native.KL: _KL, _native.REVERSE_KL: _REVERSE_KL}
+    is_labels = call.form == losses_reference.LABELS
+    if not is_labels and (call.form != losses_reference.LOGITS or call.divergence not in kinds):
+        raise errors.Unsupported("%s: process_group: given; over several ranks there are cross_entropy with labels, "
+                                 "kl_div_logits and reverse_kl_logits of logits, and token_log_probs" % name)
+    if inplace or not (is_labels or call.divergence_weight):
+        raise errors.Unsupported("%s: process_group: given with %s" % (
+            name, "inplace" if inplace else "a divergence_weight of 0"))
+    _check(name, *inputs)
+    kind = _LABELS if is_labels else kinds[call.divergence]
+    shard = _statistics(name, entry, inputs.predictions, inputs.targets, inputs.labels, None, inputs.class_weights,
+                        inputs.row_mask, kind, call.columns,
+                        lambda first, total: _numbers(call, first, total, _native.SUM, 0.0))
+    return ShardLoss.apply(call, shard, *inputs)
+
+
+# ---- token log-probabilities -----------------------------------------------------------------------------------------
+
+
+def _token_numbers(call, first, total):
+    return call.semantics, call.temperature, call.softcap, 0, 1, call.ignore_index, first, total
+
+
+class ShardTokens(torch.autograd.Function):
+    """token_log_probs(logits, indices, row_mask, call, shard, made) -> those asked for of log_prob, entropy, lse"""
+
+    @staticmethod
+    def forward(ctx, logits, indices, row_mask, call, shard, made):
+        ctx.save_for_backward(logits, indices, row_mask)
+        ctx.call, ctx.shard = call, shard
+        ctx.set_materialize_grads(False)
+        library.call(library.SHARD_TOKEN_LOG_PROBS, logits, indices, row_mask, *made, shard[0],
+                     *_token_numbers(call, *shard[1:]), 0, route.threads(), route.workspace)
+        return tuple(result for result in made if result is not None)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, *upstream):
+        logits, indices, row_mask = ctx.saved_tensors
+        call, given = ctx.call, iter(upstream)
+        upstream = tuple(next(given) if asked else None for asked in (indices is not None, call.entropy, call.lse))
+        made = torch.empty_like(logits)
+        library.call(library.SHARD_TOKEN_LOG_PROBS_BACKWARD, logits, indices, row_mask, *upstream, made, ctx.shard[0],
+                     *_token_numbers(call, *ctx.shard[1:]), 0, route.threads(), route.workspace)
+        return made, None, None, None, None, None
+
+
+def token_log_probs(name, call, logits, indices, row_mask, made, entry):
+    """(log_prob, entropy, lse) in `made`, None where not asked for."""
+    _check(name, logits, indices, row_mask)
+    shard = _statistics(name, entry, logits, None, None, indices, None, row_mask, _LABELS, call.columns,
+                        lambda first, total: (_native.SUM, call.semantics, 0.0, call.temperature, call.softcap, 0, 1,
+                                              call.ignore_index) + (0.0,) * 10 + (first, total))
+    results = iter(ShardTokens.apply(logits, indices, row_mask, call, shard, made))
+    return [next(results) if wanted is not None else None for wanted in made]

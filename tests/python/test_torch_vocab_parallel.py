@@ -1,0 +1,166 @@
+"""Losses from logits whose classes are spread over 2 and 4 processes, over Gloo on the CPU, uneven and some without
+any, beside the same call with all classes in one process. Values, row results and gradients agree to a few roundings of
+float64; value and row results have the same bits on every rank. A rank that fails, or disagrees, raises on all.
+"""
+
+import pytest
+
+from ranks import Ranks
+from torch_samples import torch
+
+from onepass import errors
+from onepass.torch import cross_entropy, js_logits, kl_div_logits, reverse_kl_logits, token_log_probs
+
+dist = torch.distributed
+ROWS, CLASSES = 5, 37
+CUTS = {2: [(17, 20), (0, 37)], 4: [(10, 9, 9, 9), (1, 30, 0, 6), (0, 0, 37, 0)]}
+
+
+@pytest.fixture(scope="module")
+def ranks():
+    with Ranks(4) as made:
+        yield made
+
+
+# ---- in a rank -------------------------------------------------------------------------------------------------------
+
+_groups = {}
+
+
+def group_of(size):
+    """The first `size` ranks; every rank makes it."""
+    if size not in _groups:
+        _groups[size] = dist.new_group(list(range(size)))
+    return _groups[size]
+
+
+def in_group(rank, size, function, *arguments):
+    group = group_of(size)
+    return function(rank, group, *arguments) if rank < size else None
+
+
+def mine(tensor, cut, rank):
+    return tensor[..., sum(cut[:rank]):sum(cut[:rank + 1])]
+
+
+def draw(*shape, seed=0, dtype=torch.float64):
+    return 3 * torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+
+
+def labels_of(shape, ignored=-100):
+    labels = torch.randint(0, CLASSES - 3, shape, generator=torch.Generator().manual_seed(3))
+    labels[..., 1] = ignored
+    return labels
+
+
+def close(got, expected, name):
+    torch.testing.assert_close(got, expected, rtol=1e-12, atol=1e-13, equal_nan=True, msg=lambda text: name + ": " + text)
+
+
+def same_on_all(tensor, group, name):
+    everybodys = [torch.empty_like(tensor) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(everybodys, tensor.detach().contiguous(), group=group)
+    assert all(torch.equal(other, everybodys[0]) for other in everybodys), name
+
+
+def compare(rank, group, cut, function, logits, per_class=(), upstream=None, **options):
+    """One call with all classes, one with this rank's; logits are what it is differentiated to."""
+    whole = [tensor.clone().requires_grad_() for tensor in logits]
+    part = [mine(tensor, cut, rank).clone().requires_grad_() for tensor in logits]
+    shared = dict(options)
+    for name in per_class:
+        shared[name] = mine(options[name], cut, rank)
+    expected, got = function(*whole, **options), function(*part, process_group=group, **shared)
+    expected, got = [made if isinstance(made, tuple) else (made,) for made in (expected, got)]
+    loss, expected_loss = 0, 0
+    for i, (one, other) in enumerate(zip(got, expected)):
+        name = "%s, result %d, cut %s, %s" % (function.__name__, i, cut, sorted(options))
+        close(one, other, name)
+        same_on_all(one, group, name)
+        if one.requires_grad:
+            weights = draw(*one.shape, seed=9) if one.dim() else torch.tensor(1.7, dtype=one.dtype)
+            loss, expected_loss = loss + (one * weights).sum(), expected_loss + (other * weights).sum()
+    expected_loss.backward()
+    loss.backward()
+    for one, other in zip(part, whole):
+        close(one.grad, mine(other.grad, cut, rank), function.__name__ + ", gradient, cut %s" % (cut,))
+
+
+def of_labels(logits, **options):
+    return cross_entropy(logits, labels_of(logits.shape[:-1]), class_dim=-1, **options)
+
+
+def check_cross_entropy(rank, group, cut):
+    logits = draw(ROWS, CLASSES)
+    compare(rank, group, cut, of_labels, [logits])
+    compare(rank, group, cut, of_labels, [logits], per_class=["weight"], weight=draw(CLASSES, seed=5).abs(),
+            label_smoothing=0.1, z_loss=1e-2, entropy_bonus=0.3, temperature=1.3, softcap=8.0, columns=CLASSES - 2,
+            outputs=("lse", "entropy", "log_prob", "argmax"))
+    compare(rank, group, cut, of_labels, [logits], reduction="none", row_weights=draw(ROWS, seed=6),
+            row_mask=torch.tensor([1, 1, 0, 1, 1], dtype=torch.bool))
+    logits[:, :CLASSES // 2] = -float("inf")
+    compare(rank, group, cut, of_labels, [logits], semantics="finite", reduction="none", outputs=("lse",))
+
+
+def check_divergences(rank, group, cut):
+    logits = [draw(2, 3, CLASSES), draw(2, 3, CLASSES, seed=1)]
+    for function in (kl_div_logits, reverse_kl_logits):
+        compare(rank, group, cut, function, logits)
+        compare(rank, group, cut, function, logits, reduction="none", temperature=2.0, target_temperature=1.5,
+                divergence_weight=4.0, labels=labels_of((2, 3)), label_weight=0.5, columns=CLASSES - 1,
+                outputs=("lse", "target_lse", "target_entropy"))
+        same = mine(logits[0], cut, rank)
+        assert float(function(same, same, process_group=group)) == 0
+
+
+def check_tokens(rank, group, cut):
+    logits = draw(ROWS, CLASSES)
+    compare(rank, group, cut, token_log_probs, [logits], indices=labels_of((ROWS,)))
+    compare(rank, group, cut, token_log_probs, [logits], indices=labels_of((ROWS, 2)), temperature=0.7, softcap=8.0,
+            return_entropy=True, return_lse=True, columns=CLASSES - 1)
+
+
+def raised(function, *arguments, **options):
+    try:
+        function(*arguments, **options)
+    except Exception as error:
+        return type(error).__name__ + ": " + str(error)
+    return "nothing"
+
+
+def misbehave(rank, group):
+    """What every rank raises; afterwards the group still works."""
+    logits, labels = draw(ROWS, 4), labels_of((ROWS,))
+    said = [raised(cross_entropy, logits[:ROWS - rank], labels[:ROWS - rank], process_group=group),
+            raised(cross_entropy, logits, labels.double() if rank else labels, process_group=group),
+            raised(js_logits, logits, logits, process_group=group),
+            raised(kl_div_logits, logits, logits, target="probs", process_group=group),
+            raised(cross_entropy, logits, labels, columns=1000, process_group=group)]
+    return said, float(cross_entropy(logits, labels % 8, process_group=group))
+
+
+# ---- tests -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("check", [check_cross_entropy, check_divergences, check_tokens])
+@pytest.mark.parametrize("size", [2, 4])
+def test_as_with_all_classes(ranks, size, check):
+    for cut in CUTS[size]:
+        ranks.run(in_group, size, check, cut)
+
+
+def test_failures_reach_every_rank(ranks):
+    answers = [answer for answer in ranks.run(in_group, 2, misbehave) if answer]
+    assert len(answers) == 2 and answers[0][1] == answers[1][1]
+    for rank, (rows, fails, unsupported, probs, columns) in enumerate(answer[0] for answer in answers):
+        assert "rank 1" in rows and "rows" in rows
+        assert ("RuntimeError" in fails and "rank 1" in fails) if rank == 0 else "target" in fails
+        assert unsupported.startswith("Unsupported") or "Unsupported" in unsupported
+        assert "Unsupported" in probs and "process_group" in probs
+        assert "columns" in columns and "1000" in columns
+
+
+def test_without_a_group_nothing_changes():
+    logits, labels = draw(ROWS, CLASSES), labels_of((ROWS,))
+    assert torch.equal(cross_entropy(logits, labels), cross_entropy(logits, labels, process_group=None))
+    assert issubclass(errors.Unsupported, Exception)
