@@ -578,8 +578,8 @@ int main(void)
         if (level != ONEP_REF && !test_covers((onep_level)level))
             continue;
         onepass_handle *handle = test_handle((onep_level)level, 1 + level % 3);
-        for (int i = 0; i < 2000; i += test_one_in(12))
-            test_any((onep_level)level, handle, i / test_one_in(12));
+        for (int i = 0; i < 600; i += test_one_in(4))
+            test_any((onep_level)level, handle, i / test_one_in(4));
         for (int i = 0; i < 24; i += test_one_in(6))
             test_borders((onep_level)level, handle, i / test_one_in(6));
         for (int i = 0; i < 100 && level != ONEP_REF; i += test_one_in(4))
