@@ -122,7 +122,8 @@ const char *test_no_forks(void);
 void test_start_workers(int32_t threads);
 
 /* The level runs here, and is worth running: ThreadSanitizer looks at how work is shared, which is alike at all levels,
- * so under it only the best one is. */
+ * so under it only the best one is. Under an emulator the scalar level is left to tests that ask for every level
+ * (test_operators, test_kl, test_logits, and their special values). */
 int test_covers(onep_level level);
 
 /* The reference, the scalar level, and any under an emulator: large shapes take turns with the types there. */

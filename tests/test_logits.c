@@ -110,9 +110,9 @@ static void test_sizes(test_random *random)
     for (int i = 0; i < count; i++)
         for (int which = 0; which < OPERATORS; which++) {
             int64_t columns = i < 66 ? i + 1 : long_ones[i - 66];
-            if (test_quick() && (i + which) % 3 != 0 && i < 66)
+            if (i < 66 && (i + which) % test_one_in(3) != 0)
                 continue;
-            if (columns > 2000 && test_quick() && (i + which) % 2 != 0)
+            if (columns > 2000 && (i + which) % test_one_in(2) != 0)
                 continue;
             uint64_t seed = test_random_bits(random);
             begin_case(&c, which, type_at((int)test_random_below(random, 4)), columns > 2000 ? 1 : 2, columns,
@@ -132,7 +132,7 @@ static void test_families(test_random *random)
         for (int family = 0; family <= LOGITS_SPECIAL; family++)
             for (int divergence = 0; divergence < (which < 3 ? DIVERGENCES : 1); divergence++)
                 for (int type = 0; type < 4; type++) {
-                    if (test_quick() && (family + divergence + type + which) % 2 != 0)
+                    if ((family + divergence + type + which) % test_one_in(2) != 0)
                         continue;
                     begin_case(&c, which, type_at(type), 6, 37, family, type % 2 ? 50 : 0, test_random_bits(random));
                     if (which < 3) {
