@@ -164,7 +164,7 @@ _LOSSES = ([name for names in ("kl_probs_probs kl_log_probs_probs kl_probs_log_p
                               "divergence_logits_logits divergence_logits_probs divergence_logits_log_probs",
                               "divergence_logits_top_k cross_entropy_logits_labels") for name in names.split()], ["kl", "logits"],
            {"errors", "fp32", "library", "torch/kl", "torch/kl_derivatives", "torch/losses", "torch/losses_call",
-            "torch/losses_reference", "torch/rewrite_losses", "torch/route"})
+            "torch/losses_reference", "torch/losses_shards", "torch/rewrite_losses", "torch/route"})
 PACKED = {
     "kl_logits": _LOSSES, "cross_entropy": _LOSSES,
     "kl_div": (["kl_probs_probs", "kl_log_probs_probs", "kl_probs_log_probs", "kl_log_probs_log_probs"], ["kl"],
