@@ -570,6 +570,27 @@ static void test_equal_sides(onep_level level, onepass_handle *handle)
     }
 }
 
+/* Slices of a single column: what has no other columns is undefined all the same where that column is. */
+static void test_one_column(onep_level level, onepass_handle *handle)
+{
+    static const double column[] = {(double)NAN, (double)INFINITY, (double)-INFINITY, 3};
+    const double others[] = {(double)NAN, (double)NAN, 0, 0};
+    enum { MAX = 12 }; /* after a header of 6 and 6 of the slice: max, others and spread of its softmax */
+    test_context("one column, level %s", onep_level_name(level));
+    double states[4][MAX + 3];
+    onepass_logits_options options = {.size = sizeof options, .total_columns = 1};
+    CHECK(onepass_shard_states_width(1, 0, 0) == MAX + 3, "%d", (int)onepass_shard_states_width(1, 0, 0));
+    must(onepass_shard_states(handle, view((void *)column, case_f64, 2, 4, 1, 0, 0), NULL, NULL, &options,
+                              view(states, case_f64, 2, 4, MAX + 3, 0, 0)));
+    for (int row = 0; row < 4; row++)
+        for (int k = 0; k < 3; k++) {
+            double got = states[row][MAX + k], expected = k == 0 ? column[row] : others[row];
+            CHECK(isnan(expected) ? isnan(got) : got == expected, "row %d, number %d: %g, not %g", row, k, got,
+                  expected);
+        }
+    forget();
+}
+
 int main(void)
 {
     test_begin("test_logits_shards");
@@ -585,6 +606,7 @@ int main(void)
         for (int i = 0; i < 100 && level != ONEP_REF; i += test_one_in(4))
             test_one_slice((onep_level)level, handle, i / test_one_in(4));
         test_equal_sides((onep_level)level, handle);
+        test_one_column((onep_level)level, handle);
         test_refusals(handle);
         onepass_destroy(handle);
     }

@@ -72,7 +72,8 @@ static inline double slope_of(const logit_row *r, int64_t column)
 
 /*
  * The maximum is left out of the sum: sum of exp(z - max) = 1 + others. So log_sum = log1p(others) keeps its digits
- * where one logit towers above the rest. A NaN is the maximum; +inf makes `others` NaN.
+ * where one logit towers above the rest. A NaN is the maximum; a maximum of NaN or +inf makes `others` NaN,
+ * in a row of one column too.
  */
 typedef struct softmax_state {
     double max, others, log_sum;
@@ -95,7 +96,8 @@ static inline softmax_state softmax_of(const logit_row *r)
     for (int64_t c = 0; c < r->columns && !s.no_mass; c++)
         if (c != s.first)
             onep_sum_add(&others, exp(z_of(r, c) - s.max));
-    s.others = isinf(s.max) && !s.no_mass && r->columns > 0 ? (double)NAN : onep_sum_value(others);
+    int is_undefined = r->columns > 0 && !s.no_mass && !isfinite(s.max);
+    s.others = is_undefined ? (double)NAN : onep_sum_value(others);
     s.log_sum = log1p(s.others);
     return s;
 }
