@@ -28,8 +28,7 @@
 
 typedef struct exact_linear_loss {
     op_case *c, *loss; /* the case, and that of the loss from its logits */
-    case_arithmetic arithmetic;
-    onepass_dtype computed; /* the type of logits and of sums */
+    linear_types types;
     softmax_precision precision;
     int has_teacher;
     linear_side student, teacher;
@@ -199,10 +198,10 @@ static int make_loss(const exact_linear_loss *e)
         if (case_is_float(a->dtype))
             a->dtype = case_f64;
     }
-    loss->argument[LOGITS_PREDICTIONS].dtype = e->computed;
+    loss->argument[LOGITS_PREDICTIONS].dtype = e->types.computed;
     loss->argument[LOGITS_MADE_FOR].given = 0;
     if (e->has_teacher) {
-        loss->argument[LOGITS_TARGETS].dtype = e->computed;
+        loss->argument[LOGITS_TARGETS].dtype = e->types.computed;
         loss->argument[LOGITS_GRAD_TARGETS].given = 0;
     }
     if (!case_place(loss))
@@ -219,15 +218,14 @@ static int exact_rows(exact_linear_loss *e, long double *unsure)
     if (!make_loss(e))
         return 0;
     for (int64_t i = 0; i < e->rows; i++) {
-        unsure[2 * i] = linear_side_put_logits(e->c, &e->student, e->arithmetic, e->computed, i, e->columns, e->loss,
-                                               LOGITS_PREDICTIONS);
+        unsure[2 * i] = linear_side_put_logits(e->c, &e->student, e->types, i, e->columns, e->loss, LOGITS_PREDICTIONS);
         if (e->has_teacher)
-            unsure[2 * i + 1] = linear_side_put_logits(e->c, &e->teacher, e->arithmetic, e->computed, i, e->columns,
-                                                       e->loss, LOGITS_TARGETS);
+            unsure[2 * i + 1] =
+                linear_side_put_logits(e->c, &e->teacher, e->types, i, e->columns, e->loss, LOGITS_TARGETS);
     }
     case_remember(e->loss);
     e->loss->expected_for = 0;
-    if (!case_expect(e->loss, e->arithmetic))
+    if (!case_expect(e->loss, e->types.arithmetic))
         return 0;
     static const int results[] = {LOGITS_LSE,    LOGITS_ENTROPY,    LOGITS_LOG_PROB,
                                   LOGITS_ARGMAX, LOGITS_TARGET_LSE, LOGITS_TARGET_ENTROPY};
@@ -263,8 +261,7 @@ static int exact(op_case *c, case_arithmetic arithmetic)
     onepass_dtype promoted = promoted_of(c);
     exact_linear_loss e = {.c = c,
                            .loss = &loss,
-                           .arithmetic = arithmetic,
-                           .computed = case_computed(promoted),
+                           .types = linear_types_of(arithmetic, promoted),
                            .precision = softmax_precision_of(arithmetic, promoted),
                            .has_teacher = has_teacher(c),
                            .student = linear_side_of(c),
@@ -287,8 +284,7 @@ static int exact(op_case *c, case_arithmetic arithmetic)
     long double *unsure = calloc(2 * (size_t)e.rows + 1, sizeof *unsure);
     int has_memory = e.slack && e.z && e.slopes && unsure && exact_rows(&e, unsure);
     if (has_memory) {
-        linear_gradient g = {.arithmetic = arithmetic,
-                             .computed = e.computed,
+        linear_gradient g = {.types = e.types,
                              .rows = e.rows,
                              .width = e.width,
                              .of_logits = &loss.argument[LOGITS_GRAD_PREDICTIONS],

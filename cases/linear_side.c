@@ -22,10 +22,16 @@ linear_side linear_side_of_teacher(const op_case *c)
                          case_argument_named(c, "target_bias"), case_extent(c, depth_letter(c, "target_weight"))};
 }
 
+linear_types linear_types_of(case_arithmetic arithmetic, onepass_dtype promoted)
+{
+    onepass_dtype computed = case_computed(promoted);
+    return (linear_types){arithmetic, computed, arithmetic == CASE_CUDA ? promoted : computed};
+}
+
 /* ---- logits ------------------------------------------------------------------------------------------------------ */
 
-long double linear_side_put_logits(const op_case *c, const linear_side *side, case_arithmetic arithmetic,
-                                   onepass_dtype computed, int64_t row, int64_t columns, op_case *to, int to_argument)
+long double linear_side_put_logits(const op_case *c, const linear_side *side, linear_types types, int64_t row,
+                                   int64_t columns, op_case *to, int to_argument)
 {
     long double most = 0;
     int64_t width = case_extent(c, 'C');
@@ -39,8 +45,8 @@ long double linear_side_put_logits(const op_case *c, const linear_side *side, ca
         case_put(to, to_argument, row * width + j, (double)sum.value);
         if (!isfinite(sum.value) || j >= columns)
             continue;
-        long double error = case_product_error(&sum, arithmetic, computed) + case_smallest(computed) +
-                            case_half_unit(computed, sum.value);
+        long double error = case_product_error(&sum, types.arithmetic, types.computed) + case_smallest(types.computed);
+        error += case_half_unit(types.kept, fabsl(sum.value) + error);
         most = error > most ? error : most;
     }
     return most;
@@ -53,7 +59,8 @@ static void add_gradient(const linear_gradient *from, case_product *sum, long do
                          long double by)
 {
     long double g = from->of_logits->expected[index];
-    long double unsure = from->of_logits->allowed[index] + from->slack[index] + case_half_unit(from->computed, g);
+    long double unsure = from->of_logits->allowed[index] + from->slack[index];
+    unsure += isfinite(g) ? case_half_unit(from->types.kept, fabsl(g) + unsure) : 0;
     case_product_add(sum, g, by);
     sum->size += isfinite(g) ? unsure * fabsl(by) : 0;
     *error += unsure * fabsl(by);
@@ -63,7 +70,15 @@ void linear_side_expect_gradients(op_case *c, const linear_side *student, int gr
 {
     int grad_weight = case_argument_named(c, "grad_weight"), grad_bias = case_argument_named(c, "grad_bias");
     int64_t depth = student->depth;
-    long double least = case_smallest(g->computed);
+    onepass_dtype computed = g->types.computed;
+    case_arithmetic arithmetic = g->types.arithmetic;
+    long double least = case_smallest(computed);
+    /* Sums of grad_weight are rounded after every chunk: on CUDA to its own type, and every run of rows with one stride
+     * is a chunk. One has 128 rows or more unless it is the last one of a run. */
+    long double chunks = 1 + (long double)g->rows / 128;
+    for (int d = 0; d + 1 < c->leading_rank && arithmetic == CASE_CUDA; d++)
+        chunks += (long double)c->leading[d] * (d == 0 ? 1 : chunks);
+    onepass_dtype summed = arithmetic == CASE_CUDA ? c->argument[grad_weight].dtype : computed;
     for (int64_t i = 0; i < g->rows; i++)
         for (int64_t k = 0; k < depth; k++) {
             case_product sum = {0};
@@ -71,7 +86,7 @@ void linear_side_expect_gradients(op_case *c, const linear_side *student, int gr
             for (int64_t j = 0; j < g->width && g->takes_part(c, i); j++)
                 add_gradient(g, &sum, &error, i * g->width + j, case_was(c, student->weight, j * depth + k));
             case_expected(c, grad_input, i * depth + k, sum.value,
-                          sum.n ? error + case_product_error(&sum, g->arithmetic, g->computed) + least : 0);
+                          sum.n ? error + case_product_error(&sum, arithmetic, computed) + least : 0);
         }
     for (int64_t j = 0; j < g->width; j++) {
         case_product bias = {0};
@@ -79,17 +94,14 @@ void linear_side_expect_gradients(op_case *c, const linear_side *student, int gr
         for (int64_t i = 0; i < g->rows; i++)
             if (g->takes_part(c, i))
                 add_gradient(g, &bias, &bias_error, i * g->width + j, 1);
-        case_expected(c, grad_bias, j, bias.value, bias_error + case_product_error(&bias, g->arithmetic, case_f64));
+        case_expected(c, grad_bias, j, bias.value, bias_error + case_product_error(&bias, arithmetic, case_f64));
         for (int64_t k = 0; k < depth; k++) {
             case_product sum = {0};
             long double error = 0;
             for (int64_t i = 0; i < g->rows; i++)
                 if (g->takes_part(c, i))
                     add_gradient(g, &sum, &error, i * g->width + j, case_was(c, student->input, i * depth + k));
-            /* A chunk has 132 rows or more unless it is the last one. */
-            long double chunks = 1 + (long double)sum.n / 132;
-            error += case_product_error(&sum, g->arithmetic, g->computed) +
-                     chunks * case_roundoff(g->computed) * sum.size + least;
+            error += case_product_error(&sum, arithmetic, computed) + chunks * case_half_unit(summed, sum.size) + least;
             case_expected(c, grad_weight, j * depth + k, sum.value, error);
         }
     }

@@ -17,16 +17,24 @@ typedef struct linear_side {
 linear_side linear_side_of(const op_case *c);
 linear_side linear_side_of_teacher(const op_case *c);
 
+/* The type computed in, and the one that a kernel keeps logits and their gradient in: on CUDA what the inputs promote
+ * to, elsewhere the type computed in. */
+typedef struct linear_types {
+    case_arithmetic arithmetic;
+    onepass_dtype computed, kept;
+} linear_types;
+
+linear_types linear_types_of(case_arithmetic arithmetic, onepass_dtype promoted);
+
 /* Row `row` of the exact logits into argument `to_argument` of case `to`. Returns E, which a kernel's logits are off by
  * at most in the first `columns`: the bound of a product (linear.h) and the rounding of what is stored. */
-long double linear_side_put_logits(const op_case *c, const linear_side *side, case_arithmetic arithmetic,
-                                   onepass_dtype computed, int64_t row, int64_t columns, op_case *to, int to_argument);
+long double linear_side_put_logits(const op_case *c, const linear_side *side, linear_types types, int64_t row,
+                                   int64_t columns, op_case *to, int to_argument);
 
 /* The gradient of the logits as it is expected of a case of the loss from logits, [rows, width], and what a kernel's
  * may be off by besides, element by element, because its logits are off. */
 typedef struct linear_gradient {
-    case_arithmetic arithmetic;
-    onepass_dtype computed;
+    linear_types types;
     int64_t rows, width;
     const case_argument *of_logits;
     const long double *slack;

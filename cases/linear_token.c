@@ -22,8 +22,7 @@
 
 typedef struct exact_token {
     op_case *c, *token; /* the case, and that of token log-probabilities from its logits */
-    case_arithmetic arithmetic;
-    onepass_dtype computed;
+    linear_types types;
     softmax_precision precision;
     linear_side side;
     int64_t rows, width, columns, count;
@@ -66,9 +65,9 @@ static int make_token(const exact_token *e)
         token->argument[i].given = c->argument[i].given;
         token->argument[i].dtype = case_is_float(c->argument[i].dtype) ? case_f64 : c->argument[i].dtype;
     }
-    token->argument[TOKEN_LOGITS].dtype = e->computed;
+    token->argument[TOKEN_LOGITS].dtype = e->types.computed;
     if (is_backward(c))
-        token->argument[TOKEN_GRAD_LOGITS].dtype = e->computed;
+        token->argument[TOKEN_GRAD_LOGITS].dtype = e->types.computed;
     if (!case_place(token))
         return 0;
     for (int i = TOKEN_INDICES; i <= TOKEN_LSE; i++)
@@ -129,11 +128,10 @@ static int exact_rows(exact_token *e)
         return 0;
     long double *unsure = calloc((size_t)e->rows + 1, sizeof *unsure);
     for (int64_t i = 0; unsure && i < e->rows; i++)
-        unsure[i] =
-            linear_side_put_logits(e->c, &e->side, e->arithmetic, e->computed, i, e->columns, e->token, TOKEN_LOGITS);
+        unsure[i] = linear_side_put_logits(e->c, &e->side, e->types, i, e->columns, e->token, TOKEN_LOGITS);
     case_remember(e->token);
     e->token->expected_for = 0;
-    int has_memory = unsure && case_expect(e->token, e->arithmetic);
+    int has_memory = unsure && case_expect(e->token, e->types.arithmetic);
     for (int64_t i = 0; has_memory && i < e->rows; i++) {
         long double off = 0, entropy_off = 0;
         softmax_load_row(e->token, TOKEN_LOGITS, i, e->z);
@@ -159,8 +157,7 @@ static int exact(op_case *c, case_arithmetic arithmetic)
     onepass_dtype promoted = promoted_of(c);
     exact_token e = {.c = c,
                      .token = &token,
-                     .arithmetic = arithmetic,
-                     .computed = case_computed(promoted),
+                     .types = linear_types_of(arithmetic, promoted),
                      .precision = softmax_precision_of(arithmetic, promoted),
                      .side = linear_side_of(c),
                      .rows = case_rows(c),
@@ -172,8 +169,7 @@ static int exact(op_case *c, case_arithmetic arithmetic)
     e.z = calloc((size_t)e.width + 1, sizeof *e.z);
     int has_memory = e.slack && e.z && exact_rows(&e);
     if (has_memory && is_backward(c)) {
-        linear_gradient g = {.arithmetic = arithmetic,
-                             .computed = e.computed,
+        linear_gradient g = {.types = e.types,
                              .rows = e.rows,
                              .width = e.width,
                              .of_logits = &token.argument[TOKEN_GRAD_LOGITS],

@@ -74,10 +74,6 @@ static void test_public_list(void)
 static int lacks_cuda(const char *name)
 {
     static const char *const lacking[] = {"divergence_logits_top_k",
-                                          "linear_cross_entropy",
-                                          "linear_divergence",
-                                          "linear_token_log_probs",
-                                          "linear_token_log_probs_backward",
                                           "head_statistics",
                                           "head_synchronised",
                                           "head_backward_sums",

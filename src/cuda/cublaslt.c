@@ -70,6 +70,9 @@ typedef struct lt_preference lt_preference;
     FUNCTION(heuristic, "cublasLtMatmulAlgoGetHeuristic",                                                              \
              (lt_handle * handle, lt_desc * desc, lt_layout * a, lt_layout * b, lt_layout * c, lt_layout * d,          \
               lt_preference * preference, int wanted, lt_heuristic *results, int *found))                              \
+    FUNCTION(check, "cublasLtMatmulAlgoCheck",                                                                         \
+             (lt_handle * handle, lt_desc * desc, lt_layout * a, lt_layout * b, lt_layout * c, lt_layout * d,          \
+              const lt_algorithm *algorithm, lt_heuristic *result))                                                    \
     FUNCTION(matmul, "cublasLtMatmul",                                                                                 \
              (lt_handle * handle, lt_desc * desc, const void *alpha, const void *a, lt_layout *a_layout,               \
               const void *b, lt_layout *b_layout, const void *beta, const void *c, lt_layout *c_layout, void *d,       \
@@ -266,21 +269,54 @@ static int make_desc(onep_lt_plan *plan)
     return error;
 }
 
+/* B and D of so many columns. */
+static int make_right_layouts(const onep_lt_shape *s, int64_t columns, lt_layout **b, lt_layout **d)
+{
+    uint64_t n = (uint64_t)columns, k = (uint64_t)s->k;
+    int error = lt_api.layout_create(b, type_number(s->type), s->b_transposed ? n : k, s->b_transposed ? k : n, s->ldb);
+    return error == 0 ? lt_api.layout_create(d, type_number(s->d_type), (uint64_t)s->m, n, s->ldd) : error;
+}
+
 static int make_layouts(onep_lt_plan *plan)
 {
     const onep_lt_shape *s = &plan->shape;
-    uint64_t m = (uint64_t)s->m, n = (uint64_t)s->n, k = (uint64_t)s->k;
+    uint64_t m = (uint64_t)s->m, k = (uint64_t)s->k;
     int error =
         lt_api.layout_create(&plan->a, type_number(s->type), s->a_transposed ? k : m, s->a_transposed ? m : k, s->lda);
+    return error == 0 ? make_right_layouts(s, s->n, &plan->b, &plan->d) : error;
+}
+
+/* What cuBLASLt holds for the best, for B and D of these layouts. */
+static int ask(onep_cublaslt *lt, const onep_lt_plan *plan, lt_preference *preference, lt_layout *b, lt_layout *d,
+               lt_heuristic *best)
+{
+    int found = 0;
+    *best = (lt_heuristic){.state = -1};
+    int error = lt_api.heuristic(lt->handle, plan->desc, plan->a, b, d, d, preference, 1, best, &found);
+    return error != 0 ? error : found < 1 || best->state != 0 ? -1 : 0;
+}
+
+/* The same for all columns, of which these are some; an error also where the algorithm does not take so few. */
+static int ask_for_all(onep_cublaslt *lt, const onep_lt_plan *plan, lt_preference *preference, lt_heuristic *best)
+{
+    lt_layout *b = NULL, *d = NULL;
+    lt_heuristic checked = {.state = -1};
+    int error = make_right_layouts(&plan->shape, plan->shape.all_n, &b, &d);
     if (error == 0)
-        error = lt_api.layout_create(&plan->b, type_number(s->type), s->b_transposed ? n : k, s->b_transposed ? k : n,
-                                     s->ldb);
+        error = ask(lt, plan, preference, b, d, best);
     if (error == 0)
-        error = lt_api.layout_create(&plan->d, type_number(s->d_type), m, n, s->ldd);
+        error = lt_api.check(lt->handle, plan->desc, plan->a, plan->b, plan->d, plan->d, &best->algorithm, &checked);
+    if (error == 0)
+        error = checked.workspace <= (size_t)plan->shape.workspace ? checked.state : -1;
+    best->workspace = checked.workspace;
+    if (b)
+        lt_api.layout_destroy(b);
+    if (d)
+        lt_api.layout_destroy(d);
     return error;
 }
 
-/* The algorithm cuBLASLt holds for the best. */
+/* The algorithm: that for all columns if there are more, or else that for these. */
 static int choose(onep_cublaslt *lt, onep_lt_plan *plan)
 {
     const onep_lt_shape *s = &plan->shape;
@@ -300,17 +336,14 @@ static int choose(onep_cublaslt *lt, onep_lt_plan *plan)
     error = lt_api.preference_set(preference, LT_PREF_MAX_WORKSPACE, &workspace, sizeof workspace);
     for (int i = 0; i < 5 && error == 0; i++)
         error = lt_api.preference_set(preference, settings[i].attribute, &settings[i].value, sizeof settings[i].value);
-    lt_heuristic result = {.state = -1};
-    int found = 0;
-    if (error == 0)
-        error = lt_api.heuristic(lt->handle, plan->desc, plan->a, plan->b, plan->d, plan->d, preference, 1, &result,
-                                 &found);
+    lt_heuristic best = {.state = -1};
+    int is_chosen = error == 0 && s->all_n > s->n && ask_for_all(lt, plan, preference, &best) == 0;
+    if (error == 0 && !is_chosen)
+        error = ask(lt, plan, preference, plan->b, plan->d, &best);
     lt_api.preference_destroy(preference);
-    if (error != 0 || found < 1 || result.state != 0)
-        return error != 0 ? error : -1;
-    plan->algorithm = result.algorithm;
-    plan->workspace = result.workspace;
-    return 0;
+    plan->algorithm = best.algorithm;
+    plan->workspace = best.workspace;
+    return error;
 }
 
 int onep_cublaslt_recall(onep_cublaslt *lt, const onep_lt_shape *shape, const onep_lt_plan **plan)
@@ -355,7 +388,8 @@ int onep_cublaslt_run(onep_cublaslt *lt, const onep_lt_plan *plan, const void *a
     static const float one = 1, zero = 0;
     static const double one64 = 1, zero64 = 0;
     int is_double = plan->shape.type == ONEP_F64;
-    const void *alpha = is_double ? (const void *)&one64 : &one, *beta = is_double ? (const void *)&zero64 : &zero;
+    const void *alpha = is_double ? (const void *)&one64 : &one;
+    const void *beta = plan->shape.accumulates ? alpha : is_double ? (const void *)&zero64 : &zero;
     if (plan->shape.bias) {
         int error = lt_api.desc_set(plan->desc, LT_DESC_BIAS_POINTER, &bias, sizeof bias);
         if (error != 0)

@@ -5,7 +5,7 @@
  * take instead, or is "none".
  *
  * Matrices here are column-major, as cuBLASLt sees them: D[m][n] = op(A)[m][k] op(B)[k][n] (+ a bias, one per row of
- * D). A call allocates and waits for nothing; the workspace is the caller's. The context of the device is current.
+ * D, or + D). A call allocates and waits for nothing; the workspace is the caller's. The context of the device is current.
  */
 #ifndef ONEP_CUBLASLT_H
 #define ONEP_CUBLASLT_H
@@ -28,10 +28,12 @@ typedef struct onep_lt_shape {
     int64_t m, n, k;
     int64_t lda, ldb, ldd; /* in elements */
     int64_t workspace;     /* bytes the algorithm may use */
+    int64_t all_n;         /* the algorithm is that for so many columns of B and D; 0: n */
     int type, d_type;      /* onep_type of A and B, and of D */
     int a_transposed, b_transposed;
     int a_alignment, b_alignment, d_alignment; /* bytes, a power of 2, up to 256 */
     int math, bias;                            /* a bias has D's type, elements side by side */
+    int accumulates;                           /* D is added to */
 } onep_lt_shape;
 
 typedef struct onep_lt_plan onep_lt_plan;

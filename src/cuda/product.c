@@ -121,6 +121,8 @@ static int lt_shape(const onep_product *p, onep_lt_shape *s)
     s->b_alignment = a.alignment;
     s->d_alignment = c.alignment;
     s->math = p->math == ONEP_MATH_TF32 ? ONEP_MATH_TF32 : ONEP_MATH_PLAIN;
+    s->all_n = p->all_m;
+    s->accumulates = p->accumulates;
     return 1;
 }
 
@@ -157,6 +159,8 @@ static size_t lt_workspace(onep_cuda *cuda, onep_cublaslt *lt, const onep_produc
     compact.b_transposed = p->a_swapped;
     compact.a_alignment = compact.b_alignment = compact.d_alignment = ALIGNED;
     compact.math = p->math == ONEP_MATH_TF32 ? ONEP_MATH_TF32 : ONEP_MATH_PLAIN;
+    compact.all_n = p->all_m;
+    compact.accumulates = p->accumulates;
     const onep_lt_plan *plan = lt_plan(cuda, lt, p, &compact);
     return plan ? onep_cublaslt_workspace(plan) : 0;
 }
@@ -171,7 +175,7 @@ static const onep_lt_plan *plan_within(onep_cuda *cuda, onep_cublaslt *lt, const
     const onep_lt_plan *plan = lt_plan(cuda, lt, p, shape);
     if (!plan || onep_cublaslt_workspace(plan) == 0)
         return plan;
-    size_t room = lt_workspace(cuda, lt, p);
+    size_t room = p->room ? p->room : lt_workspace(cuda, lt, p);
     if (onep_cublaslt_workspace(plan) <= room)
         return plan;
     shape->workspace = (int64_t)room;
@@ -231,6 +235,7 @@ static onepass_status fill_args(const onep_product *p, onep_product_args *args)
     args->m = p->m;
     args->n = p->n;
     args->k = p->k;
+    args->accumulates = p->accumulates;
     args->n_tiles = p->n / ONEP_PRODUCT_TILE + (p->n % ONEP_PRODUCT_TILE != 0);
     args->bias = (onep_matrix){p->bias.data, 0, p->bias.col_stride, (int)p->bias.type};
     onepass_status status = side(p->operator_name, &p->a, &p->a_rows, p->a_swapped, &args->a);
@@ -313,7 +318,7 @@ onepass_status onep_matmul_plan_make(onep_cuda *cuda, const onep_product *p, cha
     onepass_status status = onep_split_plan_make(cuda, p, workspace, &plan->by.split, &taken);
     if (status != ONEPASS_OK)
         return status;
-    if (taken) {
+    if (taken && (!p->room || plan->by.split.bytes <= p->room)) {
         plan->engine = ONEP_ENGINE_SPLIT;
         plan->bytes = plan->by.split.bytes;
         plan->statistics_rows = plan->by.split.statistics_rows;
@@ -362,7 +367,8 @@ onepass_status onep_matmul_run(onep_cuda *cuda, const onep_matmul_plan *plan)
 /* ---- column sums ------------------------------------------------------------------------------------------------- */
 
 onepass_status onep_column_sums_plan_make(const char *operator_name, const onep_operand *x, const onep_rows *rows,
-                                          int64_t columns, const onep_operand *out, onep_column_sums_plan *plan)
+                                          int64_t columns, const onep_operand *before, const onep_operand *out,
+                                          onep_column_sums_plan *plan)
 {
     plan->launch = (onep_launch){
         .kernel = ONEP_KERNEL_ID(onep_column_sums),
@@ -372,6 +378,7 @@ onepass_status onep_column_sums_plan_make(const char *operator_name, const onep_
     };
     plan->args.rows = rows->count;
     plan->args.columns = columns;
+    plan->args.before = (onep_matrix){before->data, 0, before->col_stride, (int)before->type};
     plan->args.out = (onep_matrix){out->data, 0, out->col_stride, (int)out->type};
     return side(operator_name, x, rows, 0, &plan->args.x);
 }

@@ -72,7 +72,8 @@ template <class R> __device__ __forceinline__ void product(const onep_product_ar
             if (row < a.m && column < a.n) {
                 char *to = const_cast<char *>(row_of(a.c, row)) + column * a.c.col_stride;
                 R bias = a.bias.data ? load_any<R>(a.bias.type, a.bias.data + column * a.bias.col_stride) : (R)0;
-                store_any<R>(a.c.type, to, a.bias.data ? sum[i][j] + bias : sum[i][j]);
+                R before = a.accumulates ? load_any<R>(a.c.type, to) : (R)0;
+                store_any<R>(a.c.type, to, a.bias.data ? sum[i][j] + bias : a.accumulates ? before + sum[i][j] : sum[i][j]);
             }
         }
 }
@@ -93,7 +94,7 @@ __device__ __forceinline__ void column_sums(const onep_column_sums_args &a)
     __syncthreads();
     if (run != 0 || j >= a.columns)
         return;
-    sum = 0;
+    sum = a.before.data ? load_any<double>(a.before.type, a.before.data + j * a.before.col_stride) : 0.0;
     for (int k = 0; k < 32; k++)
         sum += room[k][lane];
     store_any<double>(a.out.type, a.out.data + j * a.out.col_stride, sum);

@@ -25,7 +25,7 @@ void onep_products_destroy(onep_products *products); /* NULL is allowed */
  */
 int onep_products_describe(char *text, size_t size);
 
-/* c[m][n] = sum over k of a(m, k) b(n, k) + bias[n] */
+/* c[m][n] = sum over k of a(m, k) b(n, k) + bias[n], or that added to what c has */
 typedef struct onep_product {
     const char *operator_name;
     int64_t m, n, k;
@@ -38,11 +38,15 @@ typedef struct onep_product {
     onep_operand c;
     onep_rows c_rows;
     onep_operand bias; /* absent: 0 */
+    int accumulates;   /* c is added to, in one rounding; never by split.h, and without a bias */
     onep_product_math math;
     const void *b_planes; /* prepared planes of b (split.h); or NULL. Then b itself is only looked at for rows with an
                              infinity, or where the product cannot go that way */
     int may_exchange;     /* tall: the operands may change places (split.h), so that c has other bits, no statistics
                              are made, and b_planes are not looked at */
+    int64_t all_m;        /* of a chunk of rows: how many there are in all. Engine, algorithm and parts of the depth are
+                             chosen by that number, so the bits of a row do not depend on the chunk; 0: m */
+    size_t room;          /* bytes of workspace the plan may use at most; 0: onep_product_workspace of this product */
 } onep_product;
 
 /* The launches of a product by split.h: those whose grid is 0 are not needed. */
@@ -102,14 +106,16 @@ void onep_matmul_statistics(onep_matmul_plan *plan, double *partial);
 /* Puts it on the stream. */
 onepass_status onep_matmul_run(onep_cuda *cuda, const onep_matmul_plan *plan);
 
-/* out[j] = sum over the rows of x[i][j], in double; grid 0: there is nothing to add up. */
+/* out[j] = before[j], if there is any, + sum over the rows of x[i][j], in double; grid 0: there is nothing to add up.
+ * `before` may be `out`. */
 typedef struct onep_column_sums_plan {
     onep_launch launch;
     onep_column_sums_args args;
 } onep_column_sums_plan;
 
 onepass_status onep_column_sums_plan_make(const char *operator_name, const onep_operand *x, const onep_rows *rows,
-                                          int64_t columns, const onep_operand *out, onep_column_sums_plan *plan);
+                                          int64_t columns, const onep_operand *before, const onep_operand *out,
+                                          onep_column_sums_plan *plan);
 onepass_status onep_column_sums_run(const onep_cuda *cuda, const char *operator_name,
                                     const onep_column_sums_plan *plan);
 

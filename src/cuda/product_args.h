@@ -12,17 +12,18 @@ typedef struct onep_product_side {
     int rank, type, swapped;
 } onep_product_side;
 
-/* c[m][n] = sum over k of a(m, k) b(n, k) + bias[n] */
+/* c[m][n] = sum over k of a(m, k) b(n, k) + bias[n], or that added to c */
 typedef struct onep_product_args {
     onep_product_side a, b, c;
     onep_matrix bias;
     long long m, n, k, n_tiles;
+    int accumulates;
 } onep_product_args;
 
-/* Column sums: out[j] = sum over rows of x[i][j]. */
+/* Column sums: out[j] = before[j] + sum over rows of x[i][j]. */
 typedef struct onep_column_sums_args {
     onep_product_side x;
-    onep_matrix out;
+    onep_matrix before, out; /* before absent: 0; may be out */
     long long rows, columns;
 } onep_column_sums_args;
 

@@ -186,7 +186,7 @@ onepass_status onep_split_prepare(const char *operator_name, const onep_operand 
  */
 static int may_exchange(const onep_cuda *cuda, const onep_product *p)
 {
-    return p->may_exchange && p->m >= ONEP_SPLIT_LEFT && p->n <= p->m / 2 && uses_hopper(cuda, p);
+    return p->may_exchange && !p->all_m && p->m >= ONEP_SPLIT_LEFT && p->n <= p->m / 2 && uses_hopper(cuda, p);
 }
 
 /*
@@ -206,8 +206,10 @@ static int wins(const onep_cuda *cuda, int64_t left_rows, int64_t right_rows, in
 /* True if the product goes this way, as far as math and speed are concerned. */
 static int is_wanted(const onep_cuda *cuda, const onep_product *p, int exchanged)
 {
+    if (p->accumulates)
+        return 0;
     if (p->math == ONEP_MATH_BEST)
-        return exchanged ? wins(cuda, p->m, p->n, p->k) : wins(cuda, p->n, p->m, p->k);
+        return exchanged ? wins(cuda, p->m, p->n, p->k) : wins(cuda, p->n, p->all_m ? p->all_m : p->m, p->k);
     return p->math == ONEP_MATH_SPLIT || p->math == ONEP_MATH_SPLIT_SM80;
 }
 
@@ -236,12 +238,12 @@ static int width_of(int64_t right_rows)
  * Where there are fewer tiles than the device has multiprocessors, the depth is cut into parts of at least 4 chunks, so
  * that all of them read the left operand at once. By the shape and the number of multiprocessors alone.
  */
-static void cut_depth(const onep_cuda *cuda, int64_t depth, layout *to)
+static void cut_depth(const onep_cuda *cuda, int64_t depth, int64_t right_rows, layout *to)
 {
     enum { LEAST_CHUNKS = 4, MOST_SPLITS = 16 };
     int64_t multiprocessors = onep_cuda_multiprocessors(cuda), left_tiles = div_up(to->left_rows, ONEP_SPLIT_LEFT);
     to->blocks = left_tiles > 1 && multiprocessors > 1 ? 2 : 1;
-    int64_t clusters = div_up(left_tiles, to->blocks) * div_up(to->right_rows, to->width);
+    int64_t clusters = div_up(left_tiles, to->blocks) * div_up(right_rows, width_of(right_rows));
     int64_t splits = multiprocessors / to->blocks / clusters, chunks = pitch_of(depth) / ONEP_SPLIT_CHUNK;
     splits = splits < chunks / LEAST_CHUNKS ? splits : chunks / LEAST_CHUNKS;
     splits = splits < MOST_SPLITS ? splits : MOST_SPLITS;
@@ -262,7 +264,7 @@ static void lay_out(const onep_cuda *cuda, const onep_product *p, int exchanged,
     to->width = to->hopper ? width_of(to->right_rows) : (int)ONEP_SPLIT_AMPERE_RIGHT;
     to->blocks = to->splits = 1;
     if (to->hopper)
-        cut_depth(cuda, p->k, to);
+        cut_depth(cuda, p->k, p->all_m ? p->all_m : to->right_rows, to);
     to->bytes = place_planes(workspace, to->right_rows, p->k, 0, &to->right_planes);
     to->parts = workspace ? workspace + to->bytes : NULL;
     to->bytes += to->splits > 1 ? rounded(to->splits * p->m * p->n * 4) : 0;

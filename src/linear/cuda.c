@@ -141,9 +141,10 @@ static onepass_status plan_gradients(onep_cuda *cuda, onep_product_math math, co
         };
         status = onep_matmul_plan_make(cuda, &to_weight, workspace, &made->to_weight);
     }
+    const onep_operand none = {.data = NULL};
     if (status == ONEPASS_OK && p->grad_bias.data)
-        status = onep_column_sums_plan_make("linear_backward", &p->grad_output, &p->rows, p->columns, &p->grad_bias,
-                                            &made->to_bias);
+        status = onep_column_sums_plan_make("linear_backward", &p->grad_output, &p->rows, p->columns, &none,
+                                            &p->grad_bias, &made->to_bias);
     return status;
 }
 

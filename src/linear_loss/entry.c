@@ -82,7 +82,7 @@ const onep_operator onep_linear_cross_entropy = {
     .workspace = "options.workspace",
     .variant = ONEP_NO_TARGET,
     .solve = solve,
-    .kernels = ONEP_CPU_KERNELS(onep_linear_loss),
+    .kernels = ONEP_KERNELS(onep_linear_loss),
 };
 
 const onep_operator onep_linear_divergence = {
@@ -94,7 +94,7 @@ const onep_operator onep_linear_divergence = {
     .workspace = "options.workspace",
     .variant = ONEP_TARGET_LOGITS,
     .solve = solve,
-    .kernels = ONEP_CPU_KERNELS(onep_linear_loss),
+    .kernels = ONEP_KERNELS(onep_linear_loss),
 };
 
 /* ---- the problem ------------------------------------------------------------------------------------------------- */

@@ -64,7 +64,7 @@ const onep_operator onep_linear_token_log_probs = {
     .workspace = "options.workspace",
     .variant = FORWARD,
     .solve = solve,
-    .kernels = ONEP_CPU_KERNELS(onep_linear_loss),
+    .kernels = ONEP_KERNELS(onep_linear_loss),
 };
 
 const onep_operator onep_linear_token_log_probs_backward = {
@@ -76,7 +76,7 @@ const onep_operator onep_linear_token_log_probs_backward = {
     .workspace = "options.workspace",
     .variant = BACKWARD,
     .solve = solve,
-    .kernels = ONEP_CPU_KERNELS(onep_linear_loss),
+    .kernels = ONEP_KERNELS(onep_linear_loss),
 };
 
 /* ---- the problem ------------------------------------------------------------------------------------------------- */

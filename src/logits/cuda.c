@@ -3,11 +3,11 @@
  * it, after a small one that counts where the divisor has to be counted. Nothing is allocated, copied or waited for.
  * How the work is cut depends on the shape alone.
  */
+#include "logits/cuda.h"
+
 #include "core/status.h"
-#include "cuda/device.h"
 #include "cuda/kernels.h"
 #include "logits/cuda_args.h"
-#include "logits/logits.h"
 
 _Static_assert(sizeof(onep_logits_loss_args) <= 4096, "a kernel takes at most 4096 bytes of arguments");
 _Static_assert((int)ONEP_CUDA_I32 == (int)ONEP_I32 && (int)ONEP_CUDA_I64 == (int)ONEP_I64, "numbers of integer types");
@@ -353,6 +353,19 @@ static onepass_status run_loss(const onepass_handle *handle, const void *problem
     if (status == ONEPASS_OK && made->count.block)
         status = onep_cuda_launch(cuda, "logits", &made->count, &made->args);
     return status == ONEPASS_OK ? onep_cuda_launch(cuda, "logits", &made->loss, &made->args) : status;
+}
+
+onepass_status onep_logits_count_divisor(onep_cuda *cuda, const onep_logits_problem *k, double *counted)
+{
+    const onep_launch launch = {.kernel = ONEP_KERNEL_ID(onep_logits_count), .grid = 1, .block = ONEP_LOGITS_THREADS};
+    onep_logits_loss_args args = {.columns = k->columns, .ignore_index = k->label.ignore_index, .counted = counted};
+    row_plan rows = {.rows = &k->rows};
+    add(&rows, &args.labels, &k->labels);
+    add(&rows, &args.mask, &k->mask);
+    add(&rows, &args.class_weights, &k->class_weights); /* has no rows */
+    if (!merge_rows(&rows, &args.rows))
+        return refuse_rank("logits", &k->rows);
+    return onep_cuda_launch(cuda, "logits", &launch, &args);
 }
 
 const onep_kernel onep_logits_cuda[ONEP_FLOAT_TYPES] = {[ONEP_F16] = {plan_loss, run_loss},
