@@ -38,6 +38,7 @@ except ImportError:
     sys.exit("gpu_bench.py: PyTorch is needed, for memory, streams and rivals")
 import onepass.torch  # noqa: E402
 import gpu_head  # noqa: E402
+import gpu_linear_losses  # noqa: E402
 import gpu_losses  # noqa: E402
 import gpu_products  # noqa: E402
 from calls import KlCall, plain_read  # noqa: E402
@@ -319,6 +320,7 @@ class Bench:
             self.row("kl_small_" + name, "probs_probs", inputs, False)
             del inputs
         gpu_losses.rows(self)
+        gpu_linear_losses.rows(self)
         gpu_head.rows(self)
         if self.wanted("products"):
             self.products = gpu_products.entries(self)

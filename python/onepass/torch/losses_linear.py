@@ -2,10 +2,11 @@
 whole: linear_cross_entropy, and what the divergences of losses_linear_divergences.py, which have a teacher of hidden
 states and a weight as well, are made with.
 
-Which way a call goes is route.py's answer; there are kernels for the CPU, elsewhere PyTorch's operations do it, with
-all logits. A forward makes the gradients that are needed in the same pass, for an upstream gradient of 1, and backward
-multiplies them by the one that came; those of half types wait in float32 for that. The gradients of unreduced losses
-are made in backward, from the rows' upstream gradients.
+Which way a call goes is route.py's answer; on devices without kernels PyTorch's operations do it, with all logits. A
+forward makes the gradients that are needed in the same pass, for an upstream gradient of 1, and backward multiplies
+them by the one that came; on the CPU those of half types wait in float32 for that. The gradients of unreduced losses
+are made in backward, from the rows' upstream gradients; so are those of float16 on a GPU, which keeps the gradient of
+the logits in that type: without the scale of a gradient scaler it would vanish.
 """
 
 from collections import namedtuple
@@ -50,8 +51,17 @@ def _empty_outputs(call, inputs):
 
 def _empty_gradients(inputs, needs):
     """To input, weight and bias, None where not needed: in the type they are summed in."""
-    return tuple(tensor.new_empty(tensor.shape, dtype=torch.float32 if tensor.dtype in route.HALF else tensor.dtype)
-                 if need else None for tensor, need in zip(inputs[:3], needs))
+    return tuple(tensor.new_empty(tensor.shape, dtype=_summed_in(tensor)) if need else None
+                 for tensor, need in zip(inputs[:3], needs))
+
+
+def _summed_in(tensor):
+    return torch.float32 if tensor.dtype in route.HALF and not tensor.is_cuda else tensor.dtype
+
+
+def _waits(call, inputs):
+    """True if gradients are made in backward alone."""
+    return call.reduction == _native.ROWS or inputs.input.is_cuda and inputs.input.dtype is torch.float16
 
 
 def workspace(tensor, size):
@@ -67,7 +77,7 @@ def _run(call, inputs, value, gradients, outputs=(None,) * _OUTPUTS, upstream=No
     own = weight, bias, gradients[1], gradients[2]
     numbers = (call.reduction, call.semantics, call.divisor, call.temperature, call.softcap, call.columns, 1,
                call.ignore_index, call.label_weight, call.label_smoothing, call.z_loss, call.entropy_bonus)
-    last = call.chunk_bytes, 0, route.threads(), workspace
+    last = call.chunk_bytes, route.products(input), route.threads(), workspace
     if call.form == losses_reference.LABELS:
         library.call(library.LINEAR_CROSS_ENTROPY, *common, *own, *numbers, *last)
         return
@@ -108,7 +118,7 @@ def logits_of(side, part, dtype):
 
 def reference(call, inputs):
     """[value, *outputs asked for] in PyTorch's own operations, which have derivatives of any order. Logits of half
-    types are float32 where the library's are, and elsewhere what PyTorch makes them."""
+    types are float32 where the library's are, on the CPU, and elsewhere what PyTorch makes them."""
     sides = [inputs[:3]]
     if inputs.target_input is not None:
         sides.append(tuple(None if tensor is None else tensor.detach() for tensor in inputs[3:6]))
@@ -116,7 +126,7 @@ def reference(call, inputs):
     logits = []
     for side in sides:
         dtype = torch.promote_types(side[0].dtype, side[1].dtype)
-        if losses_call.is_served(inputs.input, on_cuda=False):
+        if losses_call.is_served(inputs.input) and not inputs.input.is_cuda:
             dtype = _dtype(inputs)
         logits.append(logits_of(side, part, dtype))
     logits = (logits + [None])[:2]
@@ -149,7 +159,7 @@ class LinearLoss(torch.autograd.Function):
         ctx.save_for_backward(*tensors)
         ctx.call = call
         ctx.set_materialize_grads(False)
-        if call.reduction == _native.ROWS:
+        if _waits(call, inputs):
             results = _forward(call, inputs)
         else:
             ctx.made = _empty_gradients(inputs, ctx.needs_input_grad[1:4])
@@ -178,7 +188,7 @@ class LinearLoss(torch.autograd.Function):
             made = _gradients_in_torch(call, inputs, upstream, needs)
         elif made is None:
             made = _gradients(call, inputs, upstream, needs)
-        elif float(upstream) != 1:
+        elif upstream.is_cuda or float(upstream) != 1:  # a GPU's number is not worth waiting for
             for grad in made:
                 if grad is not None:
                     grad.mul_(upstream)
@@ -231,7 +241,7 @@ class TracedLinearLoss(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         made = ()
         with route.below_autograd():
-            if call.reduction == _native.ROWS:
+            if _waits(call, Inputs(*tensors)):
                 results = torch.ops.onepass.linear_loss(*tensors, *call)
             else:
                 results = torch.ops.onepass.linear_loss_with_gradients(*tensors, *call, *ctx.needs_input_grad[1:4])
@@ -356,14 +366,14 @@ def linear_cross_entropy(input, linear_weight, target, *, linear_bias=None, weig
     weight, reduction, ignore_index, label_smoothing   as in cross_entropy; ignore_index None: -100
     options         None. PyTorch's way to choose chunks; here it is
     chunk_bytes     what a chunk of logits, with its hidden states, may take; None: 512 MiB. At least 264 rows are taken
-                    at a time. It changes no bit of the loss and of the gradient to input
+                    at a time, on a GPU 128. It changes no bit of the loss and of the gradient to input
 
     The other keywords are those of cross_entropy; outputs are of 'lse', 'entropy', 'log_prob', 'argmax'. Rows that are
-    masked or whose label is ignored are never read, and cost nothing.
-    Logits of half types are float32, and so is the loss; float64 if an input is. Gradients to input, linear_weight and
-    linear_bias, each made only if it is needed, of any order; those of higher order with all logits at once. So are
-    targets that are probabilities, weights [C, d1, ..., K], and devices other than the CPU, where logits of half types
-    have that type.
+    masked or whose label is ignored are never read, and cost nothing on the CPU.
+    The loss is float32; float64 if an input is. Logits of half types are float32 on the CPU, and have that type on a
+    GPU, where rows that do not count cost what others do. Gradients to input, linear_weight and linear_bias, each made only
+    if it is needed, of any order; those of higher order with all logits at once. So are targets that are probabilities,
+    weights [C, d1, ..., K], and devices without kernels.
     """
     tensors = input, linear_weight, target, linear_bias, weight
     named = {"weight": weight, "reduction": reduction, "label_smoothing": label_smoothing, "temperature": temperature,
@@ -409,7 +419,7 @@ def linear_cross_entropy(input, linear_weight, target, *, linear_bias=None, weig
 def loss(call, inputs):
     """[value, *outputs asked for]"""
     how = route.TRANSFORMED
-    served = losses_call.is_served(inputs.input, on_cuda=False)
+    served = losses_call.is_served(inputs.input)
     if served and (call.form == losses_reference.LABELS or call.divergence_weight):  # to the library, 0 is the default
         how = route.way(inputs)
     if how == route.TRANSFORMED:

@@ -93,9 +93,10 @@ def linear_kl_div(input, linear_weight, target_input, target_weight, reduction="
 
     The others are those of kl_div_logits but for target and inplace: temperatures, softcaps, columns, the terms of
     labels, row_weights, row_mask, outputs. Rows that are masked or whose label is ignored are never read, and cost
-    nothing. Logits of half types are float32, and so is the loss; float64 if an input is. Gradients to input,
-    linear_weight and linear_bias, each made only if it is needed, of any order; those of higher order with all logits
-    at once, as on devices other than the CPU. There is none to the teacher: one that requires grad is refused.
+    nothing on the CPU. The loss is float32; float64 if an input is. Logits of half types are float32 on the CPU, and
+    have that type on a GPU. Gradients to input, linear_weight and linear_bias, each made only if it is needed, of any
+    order; those of higher order with all logits at once, as on devices without kernels. There is none to the teacher:
+    one that requires grad is refused.
     """
     tensors = input, linear_weight, target_input, target_weight
     taken, result = _overridden(linear_kl_div, tensors, reduction, options)

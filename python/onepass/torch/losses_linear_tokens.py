@@ -35,15 +35,15 @@ def _empty(call, inputs):
             input.new_empty(shape, dtype=dtype) if call.lse else None)
 
 
-def _numbers(call):
-    return (call.semantics, call.temperature, call.softcap, call.columns, 1, call.ignore_index, call.chunk_bytes, 0,
-            route.threads(), losses_linear.workspace)
+def _numbers(call, input):
+    return (call.semantics, call.temperature, call.softcap, call.columns, 1, call.ignore_index, call.chunk_bytes,
+            route.products(input), route.threads(), losses_linear.workspace)
 
 
 def _forward(call, inputs):
     made = _empty(call, inputs)
     library.call(library.LINEAR_TOKEN_LOG_PROBS, inputs.input, inputs.indices, inputs.row_mask, *made, inputs.weight,
-                 inputs.bias, *_numbers(call))
+                 inputs.bias, *_numbers(call, inputs.input))
     return made
 
 
@@ -55,7 +55,7 @@ def _gradients(call, inputs, upstream, needs):
     """To input, weight and bias, None where not needed. upstream: of log_prob, entropy and lse, None for 0."""
     made = _empty_gradients(inputs, needs)
     library.call(library.LINEAR_TOKEN_LOG_PROBS_BACKWARD, inputs.input, inputs.indices, inputs.row_mask, *upstream,
-                 made[0], inputs.weight, inputs.bias, *made[1:], *_numbers(call))
+                 made[0], inputs.weight, inputs.bias, *made[1:], *_numbers(call, inputs.input))
     return made
 
 
@@ -66,7 +66,7 @@ def reference(call, inputs):
     """(log_prob, entropy, lse) in PyTorch's own operations, None where not asked for. Logits of half types are float32
     where the library's are, and elsewhere what PyTorch makes them."""
     dtype = torch.promote_types(inputs.input.dtype, inputs.weight.dtype)
-    if losses_call.is_served(inputs.input, on_cuda=False):
+    if losses_call.is_served(inputs.input) and not inputs.input.is_cuda:
         dtype = losses_reference.value_dtype(inputs.input, inputs.weight)
     part = losses_reference.taking_part(call, None, inputs.row_mask)
     logits = losses_linear.logits_of(inputs[:3], part, dtype)
@@ -202,9 +202,10 @@ def linear_token_log_probs(input, linear_weight, indices, temperature=1.0, *, li
     chunk_bytes     as in linear_cross_entropy
 
     The other arguments, and what is returned, are those of token_log_probs. Log-probabilities are float32, or float64
-    if an input is; logits of half types are float32. Gradients to input, linear_weight and linear_bias, each made only
-    if it is needed, of any order, from those of all results; the logits are made again for them. Those of higher order,
-    and devices other than the CPU, take all logits at once. Rows that are masked are never read, and cost nothing.
+    if an input is; logits of half types are float32 on the CPU, and have that type on a GPU. Gradients to input,
+    linear_weight and linear_bias, each made only if it is needed, of any order, from those of all results; the logits
+    are made again for them. Those of higher order, and devices without kernels, take all logits at once. Rows that are
+    masked are never read, and cost nothing on the CPU.
     """
     tensors = input, linear_weight, indices, linear_bias
     if has_torch_function(tensors):
@@ -227,7 +228,7 @@ def linear_token_log_probs(input, linear_weight, indices, temperature=1.0, *, li
 
 def _call(call, inputs):
     """(log_prob, entropy, lse), None where not asked for."""
-    how = route.way(inputs) if losses_call.is_served(inputs.input, on_cuda=False) else route.TRANSFORMED
+    how = route.way(inputs) if losses_call.is_served(inputs.input) else route.TRANSFORMED
     if how == route.TRANSFORMED:
         return reference(call, inputs)
     asked = _asked(call, inputs)
