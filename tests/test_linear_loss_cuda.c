@@ -67,7 +67,7 @@ static void check_any(const char *name, test_random *random)
     static const int64_t extents[] = {0, 1, 2, 5, 13, 33, 65, 130};
     enum { EXTENTS = sizeof extents / sizeof extents[0] };
     static op_case c;
-    for (int i = 0; i < (test_quick() ? 60 : 600); i++) {
+    for (int i = 0; i < (test_quick() ? 60 : 250); i++) {
         begin(&c, name, type_at(i), extents[test_random_below(random, EXTENTS)],
               extents[test_random_below(random, EXTENTS)], extents[test_random_below(random, EXTENTS)],
               (int)test_random_below(random, LINEAR_LOSS_SPECIAL + 1), i % 3 ? 50 : 0, test_random_bits(random));

@@ -189,6 +189,20 @@ static int is_plain_bias(const onep_product *p)
            (uintptr_t)p->bias.data % 16 == 0;
 }
 
+static int is_half(onep_type type)
+{
+    return type == ONEP_F16 || type == ONEP_BF16;
+}
+
+/* Whether cuBLASLt has its best kernels for it, whose epilogues add a bias before they round. Of others, seen with odd
+ * depths on an H200, some round the product first. */
+static int is_aligned(const onep_lt_shape *s)
+{
+    int64_t size = (int64_t)onep_type_size((onep_type)s->type), d_size = (int64_t)onep_type_size((onep_type)s->d_type);
+    return s->a_alignment >= 16 && s->b_alignment >= 16 && s->d_alignment >= 16 && s->lda * size % 16 == 0 &&
+           s->ldb * size % 16 == 0 && s->ldd * d_size % 16 == 0;
+}
+
 /* How cuBLASLt makes it; NULL: it does not take it. *added says whether the bias is in. */
 static const onep_lt_plan *choose_lt(onep_cuda *cuda, onep_cublaslt *lt, const onep_product *p, int *added)
 {
@@ -197,14 +211,14 @@ static const onep_lt_plan *choose_lt(onep_cuda *cuda, onep_cublaslt *lt, const o
     *added = 0;
     if (!lt_shape(p, &shape))
         return NULL;
-    if (p->bias.data && is_plain_bias(p)) {
+    if (p->bias.data && is_plain_bias(p) && !(p->rounds_once && is_half(p->c.type) && !is_aligned(&shape))) {
         shape.bias = 1;
         plan = plan_within(cuda, lt, p, &shape);
         *added = plan != NULL;
         shape.bias = 0;
     }
     /* A half would be rounded once more if the bias came later. */
-    if (!plan && p->bias.data && (p->c.type == ONEP_F16 || p->c.type == ONEP_BF16))
+    if (!plan && p->bias.data && is_half(p->c.type))
         return NULL;
     return plan ? plan : plan_within(cuda, lt, p, &shape);
 }

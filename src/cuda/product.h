@@ -38,6 +38,7 @@ typedef struct onep_product {
     onep_operand c;
     onep_rows c_rows;
     onep_operand bias; /* absent: 0 */
+    int rounds_once;   /* of a half c with a bias: never twice, which some of cuBLASLt's kernels do */
     int accumulates;   /* c is added to, in one rounding; never by split.h, and without a bias */
     onep_product_math math;
     const void *b_planes; /* prepared planes of b (split.h); or NULL. Then b itself is only looked at for rows with an

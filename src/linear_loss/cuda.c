@@ -166,6 +166,7 @@ static onep_product to_logits(const onepass_handle *handle, const onep_linear_lo
     product.c = kept(logits, made->promoted, made->logits_stride);
     product.c_rows = c->rows;
     product.bias = side->bias;
+    product.rounds_once = 1;
     return product;
 }
 
