@@ -296,12 +296,12 @@ static int ask(onep_cublaslt *lt, const onep_lt_plan *plan, lt_preference *prefe
     return error != 0 ? error : found < 1 || best->state != 0 ? -1 : 0;
 }
 
-/* The same for all columns, of which these are some; an error also where the algorithm does not take so few. */
-static int ask_for_all(onep_cublaslt *lt, const onep_lt_plan *plan, lt_preference *preference, lt_heuristic *best)
+/* The same for another number of columns; an error also where its algorithm does not take that of the shape. */
+static int ask_for_chosen(onep_cublaslt *lt, const onep_lt_plan *plan, lt_preference *preference, lt_heuristic *best)
 {
     lt_layout *b = NULL, *d = NULL;
     lt_heuristic checked = {.state = -1};
-    int error = make_right_layouts(&plan->shape, plan->shape.all_n, &b, &d);
+    int error = make_right_layouts(&plan->shape, plan->shape.chosen_n, &b, &d);
     if (error == 0)
         error = ask(lt, plan, preference, b, d, best);
     if (error == 0)
@@ -316,7 +316,7 @@ static int ask_for_all(onep_cublaslt *lt, const onep_lt_plan *plan, lt_preferenc
     return error;
 }
 
-/* The algorithm: that for all columns if there are more, or else that for these. */
+/* The algorithm: that for as many columns as the shape says it is chosen for, or else that for its own. */
 static int choose(onep_cublaslt *lt, onep_lt_plan *plan)
 {
     const onep_lt_shape *s = &plan->shape;
@@ -337,7 +337,8 @@ static int choose(onep_cublaslt *lt, onep_lt_plan *plan)
     for (int i = 0; i < 5 && error == 0; i++)
         error = lt_api.preference_set(preference, settings[i].attribute, &settings[i].value, sizeof settings[i].value);
     lt_heuristic best = {.state = -1};
-    int is_chosen = error == 0 && s->all_n > s->n && ask_for_all(lt, plan, preference, &best) == 0;
+    int is_chosen =
+        error == 0 && s->chosen_n > 0 && s->chosen_n != s->n && ask_for_chosen(lt, plan, preference, &best) == 0;
     if (error == 0 && !is_chosen)
         error = ask(lt, plan, preference, plan->b, plan->d, &best);
     lt_api.preference_destroy(preference);

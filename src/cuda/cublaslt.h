@@ -28,7 +28,7 @@ typedef struct onep_lt_shape {
     int64_t m, n, k;
     int64_t lda, ldb, ldd; /* in elements */
     int64_t workspace;     /* bytes the algorithm may use */
-    int64_t all_n;         /* the algorithm is that for so many columns of B and D; 0: n */
+    int64_t chosen_n;      /* the algorithm is that for so many columns of B and D; 0: n */
     int type, d_type;      /* onep_type of A and B, and of D */
     int a_transposed, b_transposed;
     int a_alignment, b_alignment, d_alignment; /* bytes, a power of 2, up to 256 */

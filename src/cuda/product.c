@@ -121,7 +121,7 @@ static int lt_shape(const onep_product *p, onep_lt_shape *s)
     s->b_alignment = a.alignment;
     s->d_alignment = c.alignment;
     s->math = p->math == ONEP_MATH_TF32 ? ONEP_MATH_TF32 : ONEP_MATH_PLAIN;
-    s->all_n = p->all_m;
+    s->chosen_n = p->chosen_m;
     s->accumulates = p->accumulates;
     return 1;
 }
@@ -159,7 +159,7 @@ static size_t lt_workspace(onep_cuda *cuda, onep_cublaslt *lt, const onep_produc
     compact.b_transposed = p->a_swapped;
     compact.a_alignment = compact.b_alignment = compact.d_alignment = ALIGNED;
     compact.math = p->math == ONEP_MATH_TF32 ? ONEP_MATH_TF32 : ONEP_MATH_PLAIN;
-    compact.all_n = p->all_m;
+    compact.chosen_n = p->chosen_m;
     compact.accumulates = p->accumulates;
     const onep_lt_plan *plan = lt_plan(cuda, lt, p, &compact);
     return plan ? onep_cublaslt_workspace(plan) : 0;

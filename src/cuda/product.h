@@ -45,8 +45,8 @@ typedef struct onep_product {
                              infinity, or where the product cannot go that way */
     int may_exchange;     /* tall: the operands may change places (split.h), so that c has other bits, no statistics
                              are made, and b_planes are not looked at */
-    int64_t all_m;        /* of a chunk of rows: how many there are in all. Engine, algorithm and parts of the depth are
-                             chosen by that number, so the bits of a row do not depend on the chunk; 0: m */
+    int64_t chosen_m;     /* of a chunk of rows: engine, algorithm and parts of the depth are those of so many rows, so
+                             the bits of a row do not depend on the chunk; 0: m */
     size_t room;          /* bytes of workspace the plan may use at most; 0: onep_product_workspace of this product */
 } onep_product;
 

@@ -186,7 +186,7 @@ onepass_status onep_split_prepare(const char *operator_name, const onep_operand 
  */
 static int may_exchange(const onep_cuda *cuda, const onep_product *p)
 {
-    return p->may_exchange && !p->all_m && p->m >= ONEP_SPLIT_LEFT && p->n <= p->m / 2 && uses_hopper(cuda, p);
+    return p->may_exchange && !p->chosen_m && p->m >= ONEP_SPLIT_LEFT && p->n <= p->m / 2 && uses_hopper(cuda, p);
 }
 
 /*
@@ -209,7 +209,7 @@ static int is_wanted(const onep_cuda *cuda, const onep_product *p, int exchanged
     if (p->accumulates)
         return 0;
     if (p->math == ONEP_MATH_BEST)
-        return exchanged ? wins(cuda, p->m, p->n, p->k) : wins(cuda, p->n, p->all_m ? p->all_m : p->m, p->k);
+        return exchanged ? wins(cuda, p->m, p->n, p->k) : wins(cuda, p->n, p->chosen_m ? p->chosen_m : p->m, p->k);
     return p->math == ONEP_MATH_SPLIT || p->math == ONEP_MATH_SPLIT_SM80;
 }
 
@@ -264,7 +264,7 @@ static void lay_out(const onep_cuda *cuda, const onep_product *p, int exchanged,
     to->width = to->hopper ? width_of(to->right_rows) : (int)ONEP_SPLIT_AMPERE_RIGHT;
     to->blocks = to->splits = 1;
     if (to->hopper)
-        cut_depth(cuda, p->k, p->all_m ? p->all_m : to->right_rows, to);
+        cut_depth(cuda, p->k, p->chosen_m ? p->chosen_m : to->right_rows, to);
     to->bytes = place_planes(workspace, to->right_rows, p->k, 0, &to->right_planes);
     to->parts = workspace ? workspace + to->bytes : NULL;
     to->bytes += to->splits > 1 ? rounded(to->splits * p->m * p->n * 4) : 0;

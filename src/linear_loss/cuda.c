@@ -6,8 +6,8 @@
  * is added to grad_weight, in grad_weight's own type. Beside the results a chunk is stored, and one number per row.
  *
  * A chunk is rows that follow each other with one stride in every tensor: rows of more dimensions that do not are cut
- * there too. Products of logits and grad_input are planned as those of all rows (onep_product.all_m), values are kept
- * per row and added up at the end: so the bits of loss and grad_input do not depend on the chunk. Nothing is allocated,
+ * there too. Products of logits and grad_input are planned as those of CHOSEN_ROWS rows, values are kept per row and
+ * added up at the end: so the bits of loss and grad_input do not depend on the chunk. Nothing is allocated,
  * copied to the host or waited for; rows that take no part are multiplied like the others, for only the device knows
  * which they are. For the same reason gradients that are there already (grad_made_for) are made again.
  */
@@ -21,6 +21,7 @@
 
 enum {
     TILE_ROWS = 128,       /* chunks of several are whole tiles of that many rows */
+    CHOSEN_ROWS = 1024,    /* that algorithms of products are chosen for: a chunk as the default makes it */
     ALIGNED = 256,         /* bytes */
     ADDED_BYTES = 64 << 20 /* of a product that has to be added to grad_weight afterwards, at a time */
 };
@@ -156,7 +157,7 @@ static onep_product to_logits(const onepass_handle *handle, const onep_linear_lo
     int64_t element = (int64_t)onep_type_size(made->promoted);
     onep_product product = product_of(handle, p, made);
     product.m = c->count;
-    product.all_m = p->rows.count;
+    product.chosen_m = smaller(p->rows.count, CHOSEN_ROWS);
     product.n = columns_of(p);
     product.k = side->depth;
     product.a = kept(made->hidden, made->promoted, round_up(side->depth * element, ALIGNED));
@@ -175,7 +176,7 @@ static onep_product to_grad_input(const onepass_handle *handle, const onep_linea
 {
     onep_product product = product_of(handle, p, made);
     product.m = c->count;
-    product.all_m = p->rows.count;
+    product.chosen_m = smaller(p->rows.count, CHOSEN_ROWS);
     product.n = p->student.depth;
     product.k = columns_of(p);
     product.a = kept(made->logits, made->promoted, made->logits_stride);
@@ -293,15 +294,18 @@ static onepass_status plan(const onepass_handle *handle, const void *problem, ch
     int64_t deepest = has_teacher && p->teacher.depth > depth ? p->teacher.depth : depth;
     *made = (linear_loss_plan){.promoted = promoted_of(p), .run = run_of(p)};
     int64_t element = (int64_t)onep_type_size(made->promoted);
-    double row_bytes = ((has_teacher ? 2.0 : 1.0) * (double)p->width + (double)deepest) * (double)element + 3 * ALIGNED;
-    if (!(row_bytes * TILE_ROWS + (double)rows * 8 <
-          0x1p61)) { /* more than any memory, and than what is computed below */
+    double row_bytes = (has_teacher ? 2.0 : 1.0) * ((double)p->width * (double)element + ALIGNED);
+    double least = (row_bytes + (double)deepest * (double)element) * TILE_ROWS + 8 * (double)rows;
+    if (!(least < 0x1p61)) { /* more than any memory, and than what is computed below */
         *bytes = SIZE_MAX / 2;
         return ONEPASS_OK;
     }
     made->logits_stride = round_up(p->width * element, ALIGNED);
     int64_t fitting = (int64_t)((double)p->chunk_bytes / row_bytes) / TILE_ROWS * TILE_ROWS;
-    made->capacity = smaller(rows, fitting > TILE_ROWS ? fitting : TILE_ROWS);
+    fitting = fitting > TILE_ROWS ? fitting : TILE_ROWS;
+    int64_t chunks =
+        rows / fitting + (rows % fitting != 0); /* of much the same size: short ones leave the device idle */
+    made->capacity = chunks > 1 ? round_up((rows + chunks - 1) / chunks, TILE_ROWS) : rows;
     arena room = {workspace, 0};
     made->logits = take(&room, made->capacity * made->logits_stride);
     made->target_logits = has_teacher ? take(&room, made->capacity * made->logits_stride) : NULL;
@@ -341,6 +345,13 @@ static onep_linear_loss_rows which_rows(const onep_linear_loss_problem *p, const
     return rows;
 }
 
+/* True if rows of so many bytes are vectors of 16. */
+static int is_vectors(const onep_operand *of, int64_t bytes)
+{
+    return of->col_stride == (int64_t)onep_type_size(of->type) && bytes % 16 == 0 && (uintptr_t)of->data % 16 == 0 &&
+           of->row_stride[0] % 16 == 0;
+}
+
 /* Hidden states of the chunk into the workspace; or, without `from`, 0 into the rows of `to` that take no part. */
 static onepass_status copy_rows(const onepass_handle *handle, const onep_linear_loss_problem *p, const chunk *c,
                                 const onep_operand *from, const onep_operand *to, int64_t columns)
@@ -350,6 +361,9 @@ static onepass_status copy_rows(const onepass_handle *handle, const onep_linear_
                                 .block = ONEP_LINEAR_LOSS_THREADS};
     onep_linear_loss_copy_args args = {
         .rows = which_rows(p, c), .from = matrix_of(from), .to = matrix_of(to), .columns = columns};
+    int64_t row_bytes = columns * (int64_t)onep_type_size(to->type);
+    if (is_vectors(to, row_bytes) && (!from->data || (from->type == to->type && is_vectors(from, row_bytes))))
+        args.vectors = row_bytes / 16;
     if (columns == 0 || (!from->data && !args.rows.mask.data && !args.rows.labels.data))
         return ONEPASS_OK;
     return onep_cuda_launch(onep_cuda_of(handle), name_of(p), &launch, &args);

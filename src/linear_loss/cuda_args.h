@@ -19,6 +19,7 @@ typedef struct onep_linear_loss_copy_args {
     onep_linear_loss_rows rows;
     onep_matrix from, to;
     long long columns;
+    long long vectors; /* of 16 bytes that a row is made of; 0: it is not, or types differ */
 } onep_linear_loss_copy_args;
 
 /* to += from, which is compact */

@@ -20,6 +20,16 @@ __device__ __forceinline__ bool takes_part(const onep_linear_loss_rows &rows, lo
     return label != rows.ignore_index;
 }
 
+/* 16 bytes at a time: both sides of one type, elements side by side, rows at multiples of 16. */
+__device__ __forceinline__ void copy_vectors(const onep_linear_loss_copy_args &a, long long row, bool is_copied)
+{
+    const uint4 *from = reinterpret_cast<const uint4 *>(a.from.data + row * a.from.row_stride);
+    uint4 *to = reinterpret_cast<uint4 *>(a.to.data + row * a.to.row_stride);
+    const uint4 none = {0, 0, 0, 0};
+    for (long long k = threadIdx.x; k < a.vectors; k += ONEP_LINEAR_LOSS_THREADS)
+        to[k] = is_copied ? from[k] : none;
+}
+
 extern "C" __global__ void __launch_bounds__(ONEP_LINEAR_LOSS_THREADS)
     onep_linear_loss_copy(const __grid_constant__ onep_linear_loss_copy_args a)
 {
@@ -27,6 +37,10 @@ extern "C" __global__ void __launch_bounds__(ONEP_LINEAR_LOSS_THREADS)
         const bool is_copied = takes_part(a.rows, row);
         if (is_copied && !a.from.data)
             continue;
+        if (a.vectors > 0) {
+            copy_vectors(a, row, is_copied);
+            continue;
+        }
         const char *from = a.from.data + row * a.from.row_stride;
         char *to = a.to.data + row * a.to.row_stride;
         for (long long k = threadIdx.x; k < a.columns; k += ONEP_LINEAR_LOSS_THREADS) {
