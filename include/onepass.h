@@ -614,19 +614,21 @@ ONEPASS_API onepass_status onepass_linear_prepared(onepass_handle *handle, const
  * made for a chunk of rows, their gradient takes their place, and grad_input and grad_weight are made from that. input
  * [..., K] are hidden states, weight [C, K], bias [C] (NULL: 0), labels [...] as for
  * onepass_cross_entropy_logits_labels, whose options all apply; row results (options.lse and so on) too. Rows that are
- * masked or whose label is ignored are not read, and cost nothing.
+ * masked or whose label is ignored are not read, and cost nothing on the CPU.
  *
  *  - input, weight: fp16, bf16, fp32 or fp64, mixed freely. Logits and their gradient are kept in fp32, in fp64 if
- *    either is fp64: the type of all sums.
+ *    either is fp64: the type of all sums. On CUDA they are kept in the type that input and weight promote to.
  *  - value: as of losses from logits. grad_input [..., K], grad_weight [C, K], grad_bias [C]: any floating-point dtype.
  *    Each NULL if it is not wanted, and then not paid for; at least one result is wanted.
- *  - options.chunk_bytes: what a chunk of logits and its hidden states may take of the workspace; 0: 512 MiB. No less
- *    than 264 rows are taken at a time. The number of chunks changes no bit of any result but grad_weight.
+ *  - options.chunk_bytes: what a chunk of logits and its hidden states, on CUDA its logits alone, may take of the
+ *    workspace; 0: 512 MiB. No less than 264 rows are taken at a time, on CUDA 128. The number of chunks changes no bit
+ *    of any result but grad_weight and, on CUDA, grad_bias.
  *  - options.workspace: onepass_linear_cross_entropy_workspace_size bytes: a chunk, the room of a product, and
  *    100 bytes a row of a chunk. With more than one chunk a grad_weight of less than the type of sums needs room for
- *    all of it in that type: pass one in fp32 to do without.
+ *    all of it in that type: pass one in fp32 to do without. On CUDA it needs none, and is rounded after every chunk.
+ *  - options.grad_made_for is not looked at on CUDA: gradients are always made.
  *
- * A result must not share memory with any other tensor of the call. The CPU only: a handle of a device refuses it.
+ * A result must not share memory with any other tensor of the call.
  */
 ONEPASS_API onepass_status onepass_linear_cross_entropy(
     onepass_handle *handle, const onepass_tensor *input, const onepass_tensor *weight, const onepass_tensor *bias,
