@@ -1,8 +1,8 @@
 /*
  * Losses from hidden states on a GPU: every operator against the exact results of cases/ with every option, reduction,
  * type, layout, rank and choice of results; the same bits of everything but grad_weight and grad_bias from any number
- * of chunks; products large enough for the engines that small ones do not take, in one chunk and in several. That no
- * kernel was left out is checked too.
+ * of chunks, with fp32 products on tensor cores too, which small ones do not go to by themselves. That no kernel was
+ * left out is checked too.
  *
  * It is run by ./dev gpu, and a smaller sample of it by ctest under the stand-in for the driver (driver_standin.c).
  */
@@ -39,8 +39,7 @@ static void check_all_ran(void)
     test_context("all kernels");
     for (int i = 0; i < (int)ONEP_CUDA_KERNEL_COUNT; i++) {
         const char *name = onep_fatbin_kernels[i].name;
-        int needs_split = strcmp(name, "onep_linear_loss_add") == 0; /* only products that are too large for a sample */
-        if (strncmp(name, "onep_linear_loss_", 17) == 0 && !(needs_split && test_quick()))
+        if (strncmp(name, "onep_linear_loss_", 17) == 0)
             CHECK(launches[i] > 0, "%s was never launched", name);
     }
 }
@@ -129,11 +128,16 @@ int main(void)
                 check_chunks_against_one(names[i], type_at(type), 700, 64, 200, &random);
         }
     }
-    if (!test_quick())
-        for (int type = 0; type < 2; type++) /* fp32 by tensor cores, bf16 by cuBLASLt's large tiles */
-            check_chunks_against_one("linear_cross_entropy", type_at(type), 400, 512, 2700, &random);
-    check_all_ran();
     CHECK(cuda_tickets_are_zero(DEVICE), "a kernel left its ticket");
+    check_chunks_against_one("linear_cross_entropy", case_bf16, 200, 64, 600, &random);
+    onepass_handle *usual = DEVICE;
+    onepass_config config = {.size = sizeof config, .device = {ONEPASS_CUDA, 0}, .fp32_products = ONEPASS_FP32_SPLIT};
+    CHECK(onepass_create(&config, &DEVICE) == ONEPASS_OK, "%s", onepass_last_error());
+    check_chunks_against_one("linear_cross_entropy", case_f32, 300, 40, 130, &random);
+    check_chunks_against_one("linear_divergence", case_f32, 265, 33, 70, &random);
+    onepass_destroy(DEVICE);
+    DEVICE = usual;
+    check_all_ran();
     close_levels("test_linear_loss_cuda");
     return test_end();
 }

@@ -116,8 +116,9 @@ class Commands(test_tool_head.LayerTest):
     def test_check(self):
         answer = json.loads(self.good("check", "--quick", "--json", *self.device, timeout=1800))
         lines = {(line["operator"], line["dtype"]) for line in answer["lines"] if "operator" in line}
-        self.assertEqual(lines, {(name, dtype) for name in ("cross-entropy", "divergence", "head", "linear", "token")
-                                 for dtype in ("f16", "bf16", "f32", "f64")})
+        names = ("cross-entropy", "divergence", "head", "linear", "linear-cross-entropy", "linear-divergence",
+                 "linear-token", "token")
+        self.assertEqual(lines, {(name, dtype) for name in names for dtype in ("f16", "bf16", "f32", "f64")})
         self.assertEqual({line["level"] for line in answer["lines"]}, {"cuda"})
         self.assertGreater(len(answer["lines"]), len(lines))  # those of KL
         self.assertTrue(answer["passed"])

@@ -26,7 +26,7 @@ def drawn(name, dtype, count=1):
     made = []
     for _ in range(count):
         made += [tensor(ROWS, DEPTH), tensor(CLASSES, DEPTH, deviation=DEPTH ** -0.5)]
-    labels = samples.labels(generator, (ROWS,), CLASSES).cuda()
+    labels = torch.randint(CLASSES, (ROWS,), generator=generator).cuda()
     return made + [labels]
 
 
