@@ -4,7 +4,8 @@
 A result file carries a digest of the device code, of the host code that launches it and of the tests that ran with it.
 Device code is every .cu file and, from whatever folder, all that it includes; `evidence.py --check BUILD` compares that
 list with what nvcc says it has read. One file whose digest is that of the tree, and whose tests all passed, is fresh
-evidence. No GPU is needed. What was tried of the releases of PyTorch (releases.py) is said too, and changes nothing of
+evidence. No GPU is needed. `evidence.py --again LOGS` puts what programs came to that ran once more (./dev gpu
+--python) in its place. What was tried of the releases of PyTorch (releases.py) is said too, and changes nothing of
 the exit code.
 """
 import glob
@@ -102,6 +103,60 @@ def results():
     return sorted(found, key=lambda pair: pair[1].get("date", ""), reverse=True)
 
 
+def read_log(text, name, status):
+    """What a program of ./dev gpu came to, from what it printed."""
+    checks = re.search(r"(\d+) checks, (\d+) failed", text)
+    errors = re.search(r"ERROR SUMMARY: (\d+) error|RACECHECK SUMMARY: (\d+) hazard", text)
+    sanitizer = name.startswith("memcheck") or name in ("initcheck", "racecheck", "synccheck")
+    passed = int(checks.group(1)) - int(checks.group(2)) if checks else 0
+    failed = int(checks.group(2)) if checks else 0
+    if sanitizer:  # one check of its own: the same tests have been counted already
+        passed, failed = (1, 0) if status == 0 and errors else (0, 1)
+    elif status != 0 and failed == 0:
+        failed = 1  # it ended before it could count
+    return {"status": status, "passed": passed, "failed": failed, "skipped": len(re.findall(r"left out", text)),
+            "last": text.strip().splitlines()[-1] if text.strip() else ""}
+
+
+def counts_of(programs):
+    return {key: sum(program[key] for program in programs.values()) for key in ("passed", "failed", "skipped")}
+
+
+def read_logs(directory):
+    """Counts of checks from the logs of ./dev gpu, and what each program came to."""
+    programs = {}
+    for name in sorted(os.listdir(directory)) if os.path.isdir(directory) else []:
+        if name.endswith(".log"):
+            with open(os.path.join(directory, name), encoding="utf-8", errors="replace") as file:
+                text = file.read()
+            with open(os.path.join(directory, name[:-4] + ".status"), encoding="utf-8") as file:
+                programs[name[:-4]] = read_log(text, name[:-4], int(file.read()))
+    return counts_of(programs), programs
+
+
+def again(directory):
+    """Programs that ran once more, after a repair of what the digest does not cover, into the newest result, if that is
+    of this tree. Exit 1 if it is not, or if there are none."""
+    programs = read_logs(directory)[1]
+    found = results()
+    if not programs or not found or found[0][1].get("digest") != digest():
+        print("%s: %s" % (directory, "no logs" if not programs else "the newest result is not of this tree"))
+        return 1
+    path, result = found[0]
+    unknown = sorted(set(programs) - set(result["programs"]))
+    if unknown:
+        print("%s: not among the programs of %s: %s" % (directory, path, ", ".join(unknown)))
+        return 1
+    result["programs"].update(programs)
+    result["tests"] = counts_of(result["programs"])
+    result["again"] = sorted(set(result.get("again", [])) | set(programs))
+    with open(os.path.join(ROOT, path), "w", encoding="utf-8") as file:
+        json.dump(result, file, indent=1)
+        file.write("\n")
+    print("%s: %s, again" % (path, ", ".join(sorted(programs))))
+    return 0
+
+
 def judge(result, tree_digest):
     """Why this result is no evidence for the tree; "" if it is."""
     tests = result.get("tests", {})
@@ -142,4 +197,5 @@ def main():
 
 
 if __name__ == "__main__":
-    sys.exit(check(sys.argv[2]) if sys.argv[1:2] == ["--check"] else main())
+    ASKED = {"--check": check, "--again": again}.get("".join(sys.argv[1:2]))
+    sys.exit(ASKED(sys.argv[2]) if ASKED else main())

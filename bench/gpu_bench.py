@@ -326,35 +326,7 @@ class Bench:
             self.products = gpu_products.entries(self)
 
 
-# ---- the tests that ran before ---------------------------------------------------------------------------------------
-
-def read_logs(directory):
-    """Counts of checks from the logs of ./dev gpu, and what each program came to."""
-    counts = {"passed": 0, "failed": 0, "skipped": 0}
-    programs = {}
-    for name in sorted(os.listdir(directory)) if os.path.isdir(directory) else []:
-        if not name.endswith(".log"):
-            continue
-        with open(os.path.join(directory, name), encoding="utf-8", errors="replace") as file:
-            text = file.read()
-        with open(os.path.join(directory, name[:-4] + ".status"), encoding="utf-8") as file:
-            status = int(file.read())
-        checks = re.search(r"(\d+) checks, (\d+) failed", text)
-        errors = re.search(r"ERROR SUMMARY: (\d+) error|RACECHECK SUMMARY: (\d+) hazard", text)
-        sanitizer = name[:-4].startswith("memcheck") or name[:-4] in ("initcheck", "racecheck", "synccheck")
-        passed = int(checks.group(1)) - int(checks.group(2)) if checks else 0
-        failed = int(checks.group(2)) if checks else 0
-        if sanitizer:  # one check of its own: the same tests have been counted already
-            passed, failed = (1, 0) if status == 0 and errors else (0, 1)
-        elif status != 0 and failed == 0:
-            failed = 1  # it ended before it could count
-        counts["passed"] += passed
-        counts["failed"] += failed
-        counts["skipped"] += len(re.findall(r"left out", text))
-        programs[name[:-4]] = {"status": status, "passed": passed, "failed": failed,
-                               "last": text.strip().splitlines()[-1] if text.strip() else ""}
-    return counts, programs
-
+# ---- the machine -----------------------------------------------------------------------------------------------------
 
 def query(fields):
     """What nvidia-smi says, or None."""
@@ -384,7 +356,7 @@ def main():
         sys.exit("gpu_bench.py: PyTorch finds no GPU")
     begun = time.time()
     device = torch.cuda.get_device_name(0)
-    tests, programs = read_logs(os.path.join(ROOT, arguments.logs))
+    tests, programs = evidence.read_logs(os.path.join(ROOT, arguments.logs))
     bench = Bench(arguments)
     bench.all()
     smi = query(["driver_version", "clocks.sm", "clocks.max.sm", "clocks.mem", "power.limit"]) or {}

@@ -63,6 +63,15 @@ WORDS = {
     "p2_bf16_forward_backward": "P2 bf16 training forward + backward",
     "p2_fp32_forward_backward": "P2 training forward + backward",
     "linear_fp32": "linear, 1024 x 8192 x 8192",
+    "linear_cross_entropy_bf16_8192x4096x128256":
+        "cross-entropy from hidden states, 8192 x 4096 x 128256 bf16, all gradients",
+    "linear_cross_entropy_bf16_8192x2304x256000":
+        "cross-entropy from hidden states, 8192 x 2304 x 256000 bf16, all gradients",
+    "linear_kl_bf16_8192x4096x128256": "KL from hidden states of both sides, 8192 x 4096 x 128256 bf16, all gradients",
+    "linear_token_log_probs_bf16_8192x4096x128256":
+        "token log-probabilities and entropy from hidden states, 8192 x 4096 x 128256 bf16, forward",
+    "linear_cross_entropy_fp32_4096x2048x32000":
+        "cross-entropy from hidden states, 4096 x 2048 x 32000, all gradients",
 }
 for _loss, _words in (("kl_logits", "KL of logits"), ("cross_entropy", "cross-entropy of logits")):
     for _width in (100, 1000, 32000, 50257, 128257, 151936, 256000):

@@ -5,7 +5,8 @@
  * take instead, or is "none".
  *
  * Matrices here are column-major, as cuBLASLt sees them: D[m][n] = op(A)[m][k] op(B)[k][n] (+ a bias, one per row of
- * D, or + D). A call allocates and waits for nothing; the workspace is the caller's. The context of the device is current.
+ * D, or + D). A call allocates and waits for nothing; the workspace is the caller's. The context of the device is
+ * current.
  */
 #ifndef ONEP_CUBLASLT_H
 #define ONEP_CUBLASLT_H

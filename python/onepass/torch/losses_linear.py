@@ -49,19 +49,19 @@ def _empty_outputs(call, inputs):
                  if call.outputs >> i & 1 else None for i, name in enumerate(losses_reference.OUTPUTS))
 
 
-def _empty_gradients(inputs, needs):
-    """To input, weight and bias, None where not needed: in the type they are summed in."""
-    return tuple(tensor.new_empty(tensor.shape, dtype=_summed_in(tensor)) if need else None
-                 for tensor, need in zip(inputs[:3], needs))
+def _is_on_gpu(inputs):
+    return inputs.input.device.type == "cuda"
 
 
-def _summed_in(tensor):
-    return torch.float32 if tensor.dtype in route.HALF and not tensor.is_cuda else tensor.dtype
+def _empty_gradients(inputs, needs, in_float):
+    """To input, weight and bias, None where not needed. in_float: in the type they are summed in, half types too."""
+    return tuple(tensor.new_empty(tensor.shape, dtype=torch.float32 if in_float and tensor.dtype in route.HALF
+                                  else tensor.dtype) if need else None for tensor, need in zip(inputs[:3], needs))
 
 
 def _waits(call, inputs):
     """True if gradients are made in backward alone."""
-    return call.reduction == _native.ROWS or inputs.input.is_cuda and inputs.input.dtype is torch.float16
+    return call.reduction == _native.ROWS or _is_on_gpu(inputs) and inputs.input.dtype is torch.float16
 
 
 def workspace(tensor, size):
@@ -93,8 +93,8 @@ def _forward(call, inputs, gradients=(None,) * 3):
     return (value,) + outputs
 
 
-def _gradients(call, inputs, upstream, needs):
-    made = _empty_gradients(inputs, needs)
+def _gradients(call, inputs, upstream, needs, in_float):
+    made = _empty_gradients(inputs, needs, in_float)
     _run(call, inputs, None, made, upstream=upstream)
     return made
 
@@ -162,7 +162,7 @@ class LinearLoss(torch.autograd.Function):
         if _waits(call, inputs):
             results = _forward(call, inputs)
         else:
-            ctx.made = _empty_gradients(inputs, ctx.needs_input_grad[1:4])
+            ctx.made = _empty_gradients(inputs, ctx.needs_input_grad[1:4], not _is_on_gpu(inputs))
             results = _forward(call, inputs, ctx.made)
         results = _asked(results)
         ctx.mark_non_differentiable(*results[1:])
@@ -182,12 +182,12 @@ class LinearLoss(torch.autograd.Function):
         if not torch.is_grad_enabled() and not route.is_batched(upstream):
             how = route.way((upstream,) + inputs[:6])
         if how == route.TRACED:
-            made = torch.ops.onepass.linear_loss_backward(upstream, *inputs, *call, *needs)
+            made = torch.ops.onepass.linear_loss_backward(upstream, *inputs, *call, *needs, not _is_on_gpu(inputs))
             made = tuple(grad if need else None for grad, need in zip(made, needs))
         elif how == route.TRANSFORMED:
             made = _gradients_in_torch(call, inputs, upstream, needs)
         elif made is None:
-            made = _gradients(call, inputs, upstream, needs)
+            made = _gradients(call, inputs, upstream, needs, not _is_on_gpu(inputs))
         elif upstream.is_cuda or float(upstream) != 1:  # a GPU's number is not worth waiting for
             for grad in made:
                 if grad is not None:
@@ -214,7 +214,7 @@ def _meta(*arguments):
 
 def _kernel_with_gradients(*arguments):
     call, inputs = _split(arguments)
-    made = _empty_gradients(inputs, arguments[-3:])
+    made = _empty_gradients(inputs, arguments[-4:-1], arguments[-1])
     return route.all_results(inputs.input, _forward(call, inputs, made) + made)
 
 
@@ -224,12 +224,12 @@ def _meta_with_gradients(*arguments):
 
 def _backward_kernel(upstream, *arguments):
     call, inputs = _split(arguments)
-    return route.all_results(inputs.input, _gradients(call, inputs, upstream, arguments[-3:]))
+    return route.all_results(inputs.input, _gradients(call, inputs, upstream, arguments[-4:-1], arguments[-1]))
 
 
 def _backward_meta(upstream, *arguments):
     inputs = _split(arguments)[1]
-    return route.all_results(inputs.input, _empty_gradients(inputs, arguments[-3:]))
+    return route.all_results(inputs.input, _empty_gradients(inputs, arguments[-4:-1], arguments[-1]))
 
 
 class TracedLinearLoss(torch.autograd.Function):
@@ -244,7 +244,8 @@ class TracedLinearLoss(torch.autograd.Function):
             if _waits(call, Inputs(*tensors)):
                 results = torch.ops.onepass.linear_loss(*tensors, *call)
             else:
-                results = torch.ops.onepass.linear_loss_with_gradients(*tensors, *call, *ctx.needs_input_grad[1:4])
+                results = torch.ops.onepass.linear_loss_with_gradients(
+                    *tensors, *call, *ctx.needs_input_grad[1:4], not _is_on_gpu(Inputs(*tensors)))
                 made = results[1 + _OUTPUTS:]
         ctx.save_for_backward(*tensors, *made)
         results = tuple(results[:1 + _OUTPUTS])
@@ -262,7 +263,7 @@ class TracedLinearLoss(torch.autograd.Function):
         elif made:
             made = tuple(grad * upstream.to(grad.dtype) if need else None for grad, need in zip(made, needs))
         else:
-            made = torch.ops.onepass.linear_loss_backward(upstream, *inputs, *call, *needs)
+            made = torch.ops.onepass.linear_loss_backward(upstream, *inputs, *call, *needs, not _is_on_gpu(inputs))
             made = tuple(grad if need else None for grad, need in zip(made, needs))
         return (None,) + _as_gradients(inputs, made) + (None,) * (_TENSORS - 3)
 
@@ -288,7 +289,8 @@ if route.HAS_TRACED:
                "float entropy_bonus, int divergence, float mixture, float divergence_weight, "
                "float target_temperature, float label_temperature, float target_softcap, int outputs, "
                "int chunk_bytes%s) -> (%s)")
-    _NEEDS = ", bool to_input, bool to_weight, bool to_bias"
+    # What a device would say is an argument: those who make results without numbers see tensors of none.
+    _NEEDS = ", bool to_input, bool to_weight, bool to_bias, bool in_float"
     route.define("linear_loss" + _SCHEMA % ("", "", ", ".join(["Tensor"] * (1 + _OUTPUTS))), _kernel, _meta, _autograd)
     route.define("linear_loss_with_gradients" + _SCHEMA % ("", _NEEDS, ", ".join(["Tensor"] * (4 + _OUTPUTS))),
                  _kernel_with_gradients, _meta_with_gradients)
@@ -371,9 +373,9 @@ def linear_cross_entropy(input, linear_weight, target, *, linear_bias=None, weig
     The other keywords are those of cross_entropy; outputs are of 'lse', 'entropy', 'log_prob', 'argmax'. Rows that are
     masked or whose label is ignored are never read, and cost nothing on the CPU.
     The loss is float32; float64 if an input is. Logits of half types are float32 on the CPU, and have that type on a
-    GPU, where rows that do not count cost what others do. Gradients to input, linear_weight and linear_bias, each made only
-    if it is needed, of any order; those of higher order with all logits at once. So are targets that are probabilities,
-    weights [C, d1, ..., K], and devices without kernels.
+    GPU, where rows that do not count cost what others do. Gradients to input, linear_weight and linear_bias, each made
+    only if it is needed, of any order; those of higher order with all logits at once. So are targets that are
+    probabilities, weights [C, d1, ..., K], and devices without kernels.
     """
     tensors = input, linear_weight, target, linear_bias, weight
     named = {"weight": weight, "reduction": reduction, "label_smoothing": label_smoothing, "temperature": temperature,
