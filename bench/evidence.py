@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 """Says whether the results in bench/results are about the GPU code in this tree: exit 0 if fresh, 1 if stale.
 
-A result file carries a digest of the device code, of the host code that launches it and of the tests that ran with it.
-Device code is every .cu file and, from whatever folder, all that it includes; `evidence.py --check BUILD` compares that
-list with what nvcc says it has read. One file whose digest is that of the tree, and whose tests all passed, is fresh
-evidence. No GPU is needed. `evidence.py --again LOGS` puts what programs came to that ran once more (./dev gpu
---python) in its place. What was tried of the releases of PyTorch (releases.py) is said too, and changes nothing of
-the exit code.
+A result file carries a digest of the device code, of the host code that launches it and of the tests that ran with it,
+comments aside. Device code is every .cu file and, from whatever folder, all that it includes; `evidence.py --check
+BUILD` compares that list with what nvcc says it has read. One file whose digest is that of the tree, and whose tests all
+passed, is fresh evidence. No GPU is needed. `evidence.py --again LOGS` puts what programs came to that ran once more
+(./dev gpu --python) in its place. What was tried of the releases of PyTorch (releases.py) is said too, and changes
+nothing of the exit code.
 """
 import glob
 import hashlib
@@ -25,6 +25,7 @@ TESTS = ["tests/test_cuda.c", "tests/cuda_*.[ch]", "tests/test_head_cuda.c", "te
          "tests/test_split_cuda.c", "tests/split_*.[ch]", "tests/tensor_core.*",
          "cases/*.[ch]", "tests/entry_points.*", "tests/kl_cases.*", "tests/test_kl.c",
          "tests/test_kl_special.c", "tests/test_tool_cuda.py", "tests/python/test_torch_errors.py"]
+_COMMENT = re.compile(r'''("(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*')|//[^\n]*|/\*.*?\*/''', re.DOTALL)
 _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]+"([^"]+)"', re.MULTILINE)
 
 
@@ -83,12 +84,21 @@ def check(build):
     return 0 if read == known else 1
 
 
+def code_of(path, content):
+    """What of a file's bytes can change what runs: of C and CUDA the lines without comments, blanks and empty lines."""
+    if not path.endswith((".c", ".h", ".cu", ".cuh")):
+        return content
+    text = _COMMENT.sub(lambda found: found.group(1) or " ", content.decode())
+    lines = (" ".join(line.split()) for line in text.splitlines())
+    return "\n".join(line for line in lines if line).encode()
+
+
 def digest():
-    """SHA-256 over path, length and bytes of each covered file in the order of the paths."""
+    """SHA-256 over path, length and code of each covered file in the order of the paths."""
     total = hashlib.sha256()
     for path in covered_files():
         with open(os.path.join(ROOT, path), "rb") as file:
-            content = file.read()
+            content = code_of(path, file.read())
         total.update(("%s\n%d\n" % (path, len(content))).encode())
         total.update(content)
     return total.hexdigest()

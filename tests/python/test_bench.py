@@ -5,6 +5,7 @@ products, is played by a stand-in (GpuLike)."""
 
 import copy
 import glob
+import json
 import math
 import os
 import re
@@ -657,3 +658,42 @@ def test_the_digest_covers_what_runs():
     assert len(sources) >= 8
     covered = evidence.covered_files()
     assert {"tests/" + source for source in sources} <= set(covered)
+
+
+def test_the_digest_is_of_code():
+    """A comment changes nothing that runs; everything else does, in strings too."""
+    def code(text, path="src/cuda/device.c"):
+        return evidence.code_of(path, text.encode()).decode()
+
+    plain = 'int a = 1;\nconst char *b = "/* no comment */ // nor this", c = \'"\';\n#define D 2\n'
+    same = '/* one\n * two */\nint a = /* three */ 1; // four\n\n  const char *b = ' \
+        '"/* no comment */ // nor this", c = \'"\';\n#define D 2 /* " */\n'
+    assert code(same) == code(plain)
+    for a, b in (("1;", "2;"), ("nor this", "nor that"), ("D 2", "D\n2"), ("int a", "inta")):
+        assert a in plain and code(plain.replace(a, b)) != code(plain)
+    assert code("# a comment", "tests/test_tool_cuda.py") == "# a comment"
+
+
+def test_programs_that_ran_again(tmp_path, monkeypatch, capsys):
+    """They take the place of what was there, in results of this tree alone."""
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    (logs / "test_python.log").write_text("left out: one\n12 checks, 0 failed\n", encoding="utf-8")
+    (logs / "test_python.status").write_text("0\n", encoding="utf-8")
+    failed = {"status": 1, "passed": 11, "failed": 1, "skipped": 0, "last": ""}
+    other = {"status": 0, "passed": 5, "failed": 0, "skipped": 2, "last": ""}
+    result = {"digest": evidence.digest(), "programs": {"test_python": failed, "test_cuda": other},
+              "tests": {"passed": 16, "failed": 1, "skipped": 2}}
+    path = tmp_path / "gpu.json"
+    monkeypatch.setattr(evidence, "results", lambda: [(str(path), json.loads(json.dumps(result)))])
+    assert evidence.again(str(logs)) == 0
+    made = json.loads(path.read_text(encoding="utf-8"))
+    assert made["tests"] == {"passed": 17, "failed": 0, "skipped": 3} and made["again"] == ["test_python"]
+    assert made["programs"]["test_cuda"] == other and made["programs"]["test_python"]["passed"] == 12
+    for key, value, text in (("digest", "another", "not of this tree"), ("programs", {"test_cuda": other}, "not among")):
+        path.write_text("untouched", encoding="utf-8")
+        with monkeypatch.context() as changed:
+            changed.setitem(result, key, value)
+            assert evidence.again(str(logs)) == 1
+        assert text in capsys.readouterr().out and path.read_text(encoding="utf-8") == "untouched"
+    assert evidence.again(str(tmp_path)) == 1  # no logs
