@@ -229,7 +229,7 @@ class Bench:
             run()
         return dict(self.made_up)
 
-    def host_milliseconds(self, run):
+    def host_milliseconds(self, run, calls=8):
         run()
         return 0.5
 
@@ -326,6 +326,31 @@ def test_loss_rows(losses, monkeypatch):
         assert row["extra_bytes"] == row["workspace_bytes"] + (size if "backward" in name else 0)
         assert losses.ROWS[name].shape[1] == 128256 or "width" in name or "fp32" in name
         assert torch.Size(losses.ROWS[name].shape).numel() < 1 << 31
+
+
+class LinearLossBench(LossBench):
+    def expected(self, name):
+        return {"ours", "floor", "pytorch", "eager"} | ({"compile"} if name.endswith("bf16_8192x4096x128256") and
+                                                        name.startswith("linear_cross") else set())
+
+
+def test_linear_loss_rows(calls, monkeypatch):
+    """Every row of losses from hidden states, with an error for everyone and its goal as a share of the products."""
+    import gpu_linear_losses
+    monkeypatch.setattr(torch, "compile", lambda loss, dynamic: loss)
+    bench = LinearLossBench()
+    gpu_linear_losses.rows(bench)
+    found = {row["id"]: row for row in bench.rows}
+    assert list(found) == list(gpu_linear_losses.ROWS) and set(found) <= set(table.WORDS)
+    for name, row in found.items():
+        for side in [row, row["pytorch"]] + list(row["rivals"].values()):
+            is_mine = side is row or side is row["pytorch"]
+            assert 0 <= side["error"] < (1e-5 if is_mine else 2e-2), (name, side)
+            assert ("grad_error" in side) == ("token" not in name)
+            assert side.get("grad_error", 0) < (2e-2 if "bf16" in name else 1e-5), (name, side)
+        assert row["extra_bytes"] > row["workspace_bytes"] or "token" in name
+        if "bf16" in name:
+            assert row["goal_ms"] == pytest.approx(row["goal_of_floor"] * row["floor_ms"], abs=1e-6)
 
 
 def test_losses_without_a_way_through_pytorch(losses, monkeypatch):
