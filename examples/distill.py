@@ -39,7 +39,7 @@ def read_arguments():
     parser.add_argument("--tokens", type=int, default=1024, help="of a batch")
     parser.add_argument("--top-k", type=int, default=32)
     parser.add_argument("--temperature", type=float, default=1.0)
-    parser.add_argument("--chunk-mib", type=float, default=4, help="of the logits from hidden states; CUDA has no chunks")
+    parser.add_argument("--chunk-mib", type=float, default=4, help="of the logits from hidden states")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--plot", default="distill.png", help="where the curves go, if matplotlib is there")
     return parser.parse_args()

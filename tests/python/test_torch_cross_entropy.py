@@ -342,7 +342,7 @@ def test_labels_out_of_range_transformed():
 
 @needs_cuda
 def test_on_cuda():
-    """There PyTorch's operations compute them, for now: the CPU's numbers."""
+    """The CPU's numbers."""
     generator = samples.random("cuda")
     x, y = samples.logits(generator, (4, 7)), samples.logits(generator, (4, 7))
     target = samples.labels(generator, (4,), 7)
