@@ -493,6 +493,15 @@ static void check_rows_alone(op_case *c, onepass_handle *handle, int64_t first, 
         free(memory[i]);
 }
 
+/* The layout whose bits are excepted from the promise (docs/numerics.md): rows of cross-entropy that are neighbours in
+ * memory, and wider than 512 bytes in the type computed in. */
+static int is_excepted(const op_case *c, int argument, case_layout layout)
+{
+    int64_t row_bytes = case_extent(c, 'C') * (int64_t)case_size(case_computed(c->argument[argument].dtype));
+    return layout == CASE_FORTRAN && argument == LOGITS_PREDICTIONS && row_bytes > 512 &&
+           strcmp(c->name, "cross_entropy_logits_labels") == 0;
+}
+
 /* The same numbers again, laid out otherwise, in place, with other index types, and through the C entry point. */
 static void check_variants(op_case *c, onepass_handle *handle, const result_bits *expected, test_random *random)
 {
@@ -515,6 +524,8 @@ static void check_variants(op_case *c, onepass_handle *handle, const result_bits
                 a->layout = test_random_below(random, 2) ? CASE_COLUMN_STEP : CASE_PADDED;
             if (variant == 1)
                 a->layout = test_random_below(random, 2) ? CASE_NEGATIVE_ALL : CASE_FORTRAN;
+            if (is_excepted(c, i, a->layout))
+                a->layout = CASE_NEGATIVE_ALL;
             if (variant == 3 && a->dtype.code == ONEPASS_INT && a->info->role == ONEPASS_READ)
                 a->dtype = case_i32;
             if (variant == 5)
