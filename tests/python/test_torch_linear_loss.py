@@ -326,10 +326,12 @@ def test_operators():
     tensors = x, w, b, None, None, None, torch.zeros(ROWS, dtype=torch.int64), None, None, None, None
     call = 3, 6, 0, 0.0, 1.0, 0.0, 0, -100, 1.0, 0.0, 0.0, 0.0, 0, 0.0, 0.0, 0.0, 0.0, 0.0, 5, 0
     torch.library.opcheck(torch.ops.onepass.linear_loss.default, tensors + call)
-    tensors = tuple(tensor.detach() for tensor in tensors[:3]) + tensors[3:]
     for name, first in (("linear_loss_with_gradients", ()), ("linear_loss_backward", (torch.ones(()),))):
-        torch.library.opcheck(getattr(torch.ops.onepass, name).default, first + tensors + call + (True, False, True),
-                              test_utils=("test_schema", "test_faketensor"))
+        for dtype, in_float in ((torch.float32, True), (torch.bfloat16, True), (torch.bfloat16, False)):
+            given = tuple(tensor.detach().to(dtype) for tensor in tensors[:3]) + tensors[3:]
+            torch.library.opcheck(getattr(torch.ops.onepass, name).default,
+                                  first + given + call + (True, False, True, in_float),
+                                  test_utils=("test_schema", "test_faketensor"))
 
 
 def test_library_is_called(monkeypatch):
