@@ -41,12 +41,28 @@ static const onep_kernel_id held_kernels[HELD_KINDS][HELD_TEAMS][ONEP_FLOAT_TYPE
     [MIXED] = {[BLOCK] = HELD_TYPES(mixed_block)},
     [TOKEN] = {[OCTET] = HELD_TYPES(token_octet), [BLOCK] = HELD_TYPES(token_block)}};
 
-/* Kernels with a row in the registers of a cluster, where the device has them; not made by CUDA before 12.0. */
+/*
+ * Kernels with a row in a cluster of blocks, where the device has them; not made by CUDA before 12.0. The two of a kind
+ * differ in the results they have; of divergences other than KL, whose slices stay in shared memory, one has all.
+ */
+enum { CLUSTER_LABELS, CLUSTER_KL, CLUSTER_TOKEN, CLUSTER_REVERSE_KL, CLUSTER_MIXTURE, CLUSTER_VARIATION };
 #ifdef ONEPASS_HAVE_SM90A
-static const onep_kernel_id cluster_kernels[HELD_KINDS][2][ONEP_FLOAT_TYPES] = {
-    [LABELS] = {HELD_TYPES(labels_cluster), HELD_TYPES(labels_cluster_more)},
-    [KL] = {HELD_TYPES(kl_cluster), HELD_TYPES(kl_cluster_more)},
-    [TOKEN] = {HELD_TYPES(token_cluster), HELD_TYPES(token_cluster_backward)}};
+typedef struct cluster_kind {
+    onep_kernel_id kernels[2][ONEP_FLOAT_TYPES];
+    int slots;  /* of a warp, in shared memory: one per operand, and one more where slices are in registers */
+    int blocks; /* of a multiprocessor */
+} cluster_kind;
+static const cluster_kind cluster_kinds[] = {
+    [CLUSTER_LABELS] = {{HELD_TYPES(labels_cluster), HELD_TYPES(labels_cluster_more)}, 2, 2},
+    [CLUSTER_KL] = {{HELD_TYPES(kl_cluster), HELD_TYPES(kl_cluster_more)}, 3, 2},
+    [CLUSTER_TOKEN] = {{HELD_TYPES(token_cluster), HELD_TYPES(token_cluster_backward)}, 2, 2},
+    [CLUSTER_REVERSE_KL] = {{HELD_TYPES(reverse_kl_cluster), HELD_TYPES(reverse_kl_cluster)},
+                            2,
+                            ONEP_LOGITS_MIXED_BLOCKS},
+    [CLUSTER_MIXTURE] = {{HELD_TYPES(mixture_cluster), HELD_TYPES(mixture_cluster)}, 2, ONEP_LOGITS_MIXED_BLOCKS},
+    [CLUSTER_VARIATION] = {{HELD_TYPES(variation_cluster), HELD_TYPES(variation_cluster)},
+                           2,
+                           ONEP_LOGITS_MIXED_BLOCKS}};
 #endif
 
 /* ---- rows and operands ------------------------------------------------------------------------------------------- */
@@ -156,24 +172,26 @@ static int cluster_blocks(onep_type type, int64_t columns)
     return slices > ONEP_LOGITS_MAX_WARPS ? (int)ceil_div(slices, ONEP_LOGITS_MAX_WARPS) : 2; /* one is no cluster */
 }
 
-/* Shared memory has a slot per operand and one more for every warp. 0 in .block: no such kernel here. */
+/* 0 in .block: no such kernel here. */
 static onep_launch cluster_launch_of(const onep_cuda *cuda, int kind, int variant, onep_type type,
                                      const onep_logits_rows *rows, int64_t columns)
 {
     onep_launch launch = {.block = 0};
 #ifdef ONEPASS_HAVE_SM90A
-    int blocks = cluster_blocks(type, columns), kernel = (int)cluster_kernels[kind][variant][type];
+    const cluster_kind *of = &cluster_kinds[kind];
+    int blocks = cluster_blocks(type, columns), kernel = (int)of->kernels[variant][type];
     if (!blocks || rows->count > INT32_MAX || !onep_cuda_has_tma(cuda) || !onep_cuda_has_kernel(cuda, kernel))
         return launch;
     int64_t slices = ceil_div(columns * (int64_t)onep_type_size(type), ONEP_LOGITS_SLICE_BYTES);
-    int64_t warps = ceil_div(slices, blocks), operands = kind == KL ? 2 : 1;
+    int64_t warps = ceil_div(slices, blocks);
     /* As many clusters as are there at once; a few more do no harm, for they claim their rows. */
-    int64_t at_once = ceil_div((int64_t)onep_cuda_multiprocessors(cuda) * 2 * ONEP_LOGITS_MAX_WARPS, warps * blocks);
+    int64_t at_once =
+        ceil_div((int64_t)onep_cuda_multiprocessors(cuda) * of->blocks * ONEP_LOGITS_MAX_WARPS, warps * blocks);
     int64_t clusters = rows->chunks < at_once ? rows->chunks : at_once;
     launch = (onep_launch){.kernel = kernel,
                            .grid = (unsigned)((clusters > 0 ? clusters : 1) * blocks),
                            .block = (unsigned)warps * 32,
-                           .shared_bytes = (unsigned)(warps * (operands + 1) * ONEP_LOGITS_SLOT_BYTES),
+                           .shared_bytes = (unsigned)(warps * of->slots * ONEP_LOGITS_SLOT_BYTES),
                            .cluster = (unsigned)blocks};
 #else
     (void)cuda, (void)kind, (void)variant, (void)type, (void)rows, (void)columns;
@@ -252,7 +270,7 @@ static int is_clustered(const onep_logits_problem *k)
         return 0;
     if (k->form == ONEP_NO_TARGET)
         return k->label.weight == 0 || k->label.smoothing == 0;
-    if (!is_kl_of_logits(k) || k->label.weight != 0 || k->label.z_loss != 0)
+    if (k->label.weight != 0 || k->label.z_loss != 0)
         return 0;
     return k->label_temperature == k->temperature || !has_label_terms(k);
 }
@@ -260,6 +278,17 @@ static int is_clustered(const onep_logits_problem *k)
 static int held_kind_of(const onep_logits_problem *k)
 {
     return k->form == ONEP_NO_TARGET ? LABELS : is_kl_of_logits(k) ? KL : MIXED;
+}
+
+static int cluster_kind_of(const onep_logits_problem *k)
+{
+    if (k->form == ONEP_NO_TARGET)
+        return CLUSTER_LABELS;
+    if (is_kl_of_logits(k))
+        return CLUSTER_KL;
+    return k->divergence.is_total_variation ? CLUSTER_VARIATION
+           : k->divergence.q == 1           ? CLUSTER_REVERSE_KL
+                                            : CLUSTER_MIXTURE;
 }
 
 static size_t round_up(size_t bytes)
@@ -337,8 +366,8 @@ static onepass_status plan_loss(const onepass_handle *handle, const void *proble
         return ONEPASS_OK;
     }
     if (is_clustered(k))
-        made->loss = cluster_launch_of(onep_cuda_of(handle), held_kind_of(k), has_more_results(k), k->predictions.type,
-                                       &a->rows, k->columns);
+        made->loss = cluster_launch_of(onep_cuda_of(handle), cluster_kind_of(k), has_more_results(k),
+                                       k->predictions.type, &a->rows, k->columns);
     if (!made->loss.block)
         made->loss = held_launch_of(held_kind_of(k), k->predictions.type, &a->rows, k->columns);
     return ONEPASS_OK;
@@ -415,7 +444,7 @@ static onepass_status plan_token(const onepass_handle *handle, const void *probl
     int is_single = k->logits.type != ONEP_F64;
     if (is_single && k->count == 1 && !(k->softcap > 0))
         made->launch =
-            cluster_launch_of(onep_cuda_of(handle), TOKEN, a->is_backward, k->logits.type, &a->rows, k->columns);
+            cluster_launch_of(onep_cuda_of(handle), CLUSTER_TOKEN, a->is_backward, k->logits.type, &a->rows, k->columns);
     if (made->launch.block)
         return ONEPASS_OK;
     if (!a->is_backward && may_be_held(k->logits.type, k->columns)) /* the gradient has no such kernel */

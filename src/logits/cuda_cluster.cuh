@@ -278,7 +278,7 @@ template <int PLANES> struct exchange {
 };
 
 /* One warp's part in the work of a cluster: its slots, its slice, the rows. Its functions are for whole warps. */
-template <class T, int OPERANDS, int PLANES> struct cluster_warp {
+template <class T, int OPERANDS, int PLANES, int SLOTS = OPERANDS + 1> struct cluster_warp {
     typedef slice_of<T> slice_type;
 
     const onep_logits_rows &rows;
@@ -290,15 +290,18 @@ template <class T, int OPERANDS, int PLANES> struct cluster_warp {
     unsigned phases;           /* their parities, by bits, and from bit 8 on those of the exchanges */
     unsigned blocks;
     exchange<PLANES> &states;
-    T edge[OPERANDS]; /* of a slice requested, see edge_of */
-    int row, next;    /* this row and the next one, -1: none */
-    int claim;        /* of slice 0: the chunk after the next row's */
-    int parity;       /* of exchanges so far */
+    T edge[OPERANDS];  /* of a slice requested, see edge_of */
+    int ahead;         /* how far from a multiple of 16 slices requested begin, by bytes */
+    int row, next;     /* this row and the next one, -1: none */
+    int left;          /* rows of its chunk behind the next one */
+    bool ends_a_chunk; /* this row is the last of its chunk */
+    int claim;         /* of slice 0: the chunk after the next row's */
+    int parity;        /* of exchanges so far */
 
     __device__ __forceinline__ cluster_warp(const onep_logits_rows &all, long long all_columns, unsigned *chunk_counter,
                                             exchange<PLANES> &shared_states, unsigned long long *barriers)
-        : rows(all), counter(chunk_counter), lane(threadIdx.x & 31), phases(0), states(shared_states), claim(0),
-          parity(0)
+        : rows(all), counter(chunk_counter), lane(threadIdx.x & 31), phases(0), states(shared_states), ahead(0),
+          left(0), ends_a_chunk(false), claim(0), parity(0)
     {
         const int warp = from_lane_0((int)(threadIdx.x >> 5));
         asm("mov.u32 %0, %%cluster_nctarank;" : "=r"(blocks));
@@ -307,7 +310,7 @@ template <class T, int OPERANDS, int PLANES> struct cluster_warp {
         first_column = slice * slice_type::COLUMNS;
         const int left = (int)all_columns - first_column;
         columns = left < 0 ? 0 : left < slice_type::COLUMNS ? left : slice_type::COLUMNS;
-        slots = warp * (OPERANDS + 1) * ONEP_LOGITS_SLOT_BYTES;
+        slots = warp * SLOTS * ONEP_LOGITS_SLOT_BYTES;
         filled = shared_address(barriers + warp * OPERANDS);
     }
 
@@ -352,6 +355,7 @@ template <class T, int OPERANDS, int PLANES> struct cluster_warp {
             return;
         const char *from = slice_at(o, of_row);
         const int shift = shift_of(o, from), bytes = columns * (int)sizeof(T);
+        ahead = (ahead & ~(0xff << 8 * operand)) | shift << 8 * operand;
         const int begin = 16 - shift & 15, end = (shift + bytes & ~15) - shift;
         if ((begin | (bytes - end)) != 0) {
             const int column = edge_of(shift);
@@ -366,15 +370,15 @@ template <class T, int OPERANDS, int PLANES> struct cluster_warp {
     /* Has this row's slice in its slot; returns how far from a multiple of 16 it begins. */
     __device__ __forceinline__ int await(int operand, const onep_logits_operand &o)
     {
-        const char *from = slice_at(o, row);
-        const int shift = shift_of(o, from), bytes = columns * (int)sizeof(T);
         if (o.col_stride != sizeof(T)) {
+            const char *from = slice_at(o, row);
 #pragma unroll 2
             for (int i = lane; i < columns; i += 32)
                 *element_at(operand, 0, i) = *reinterpret_cast<const T *>(from + i * o.col_stride);
             __syncwarp();
             return 0;
         }
+        const int shift = ahead >> 8 * operand & 0xff, bytes = columns * (int)sizeof(T);
         const int begin = 16 - shift & 15, end = (shift + bytes & ~15) - shift;
         if (end > begin) {
             mbarrier_wait(filled + 8 * operand, phases >> operand & 1);
@@ -512,23 +516,23 @@ template <class T, int OPERANDS, int PLANES> struct cluster_warp {
 
     /* ---- rows ---- */
 
-    __device__ __forceinline__ int begin_of(int chunk) const
+    /* The first row of a chunk is the next one, if there is such a chunk. */
+    __device__ __forceinline__ void begin_chunk(int chunk)
     {
-        return chunk < (int)rows.chunks ? chunk * (int)rows.chunk : -1;
-    }
-    __device__ __forceinline__ bool is_last_of_chunk(int of_row) const
-    {
-        return of_row + 1 == (int)rows.count || (of_row + 1) % (int)rows.chunk == 0;
+        next = chunk < (int)rows.chunks ? chunk * (int)rows.chunk : -1;
+        left = min((int)rows.chunk, (int)rows.count - next) - 1;
     }
     /* This row becomes the next one, and that the one after it. True if the claim is used up. */
     __device__ __forceinline__ bool advance(int next_claim)
     {
         row = next;
-        if (next >= 0 && !is_last_of_chunk(next)) {
+        ends_a_chunk = left == 0;
+        if (next >= 0 && left > 0) {
             next++;
+            left--;
             return false;
         }
-        next = begin_of(next_claim);
+        begin_chunk(next_claim);
         return true;
     }
 
@@ -552,7 +556,7 @@ template <class T, int OPERANDS, int PLANES> struct cluster_warp {
                                  : "memory");
         }
         cluster_sync(); /* before any block sends a state or a copy lands, and the claims are there */
-        next = begin_of(claims[0]);
+        begin_chunk(claims[0]);
         claim = claims[1];
         step(claim);
     }

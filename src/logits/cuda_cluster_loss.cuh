@@ -54,7 +54,7 @@ struct loss_facts {
             return;
         }
         sum += value;
-        if (!warp.is_last_of_chunk(warp.row))
+        if (!warp.ends_a_chunk)
             return;
         k.partial[warp.row / (int)k.rows.chunk] = sum;
         sum = 0;
