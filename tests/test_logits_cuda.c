@@ -147,7 +147,14 @@ static void test_clusters(onepass_handle *handle, case_random *random)
     static const int64_t columns[] = {8200, 9001, 70000};
     static const struct {
         int name, divergence;
-    } kinds[] = {{0, 0}, {1, ONEPASS_KL}, {2, 0}, {4, 0}};
+    } kinds[] = {{0, 0},
+                 {1, ONEPASS_KL},
+                 {1, ONEPASS_REVERSE_KL},
+                 {1, ONEPASS_JS},
+                 {1, ONEPASS_SKEW_KL},
+                 {1, ONEPASS_TOTAL_VARIATION},
+                 {2, 0},
+                 {4, 0}};
     enum { KINDS = sizeof kinds / sizeof kinds[0], WIDTHS = 3, CASES = KINDS * WIDTHS * (TYPES - 1) * 2 };
     static op_case c;
     for (int i = 0; i < CASES; i++) {
@@ -175,6 +182,47 @@ static void test_clusters(onepass_handle *handle, case_random *random)
                 c.argument[a].given = has_all;
         }
         check(&c, handle);
+    }
+}
+
+/*
+ * Rows at multiples of 16 bytes with the loss and the gradient to the predictions as the only results, of both shares
+ * of wide rows: near the targets, far from them, the same, and in part -inf.
+ */
+static void test_aligned(onepass_handle *handle, case_random *random)
+{
+    enum { NEARNESS = 4, KINDS = DIVERGENCES + 1 };
+    static op_case c;
+    for (int i = 0; i < KINDS * (TYPES - 1) * NEARNESS; i++) {
+        int kind = i % KINDS, type = i / KINDS % (TYPES - 1), near = i / KINDS / (TYPES - 1);
+        if (test_quick() && (i + (int)case_random_below(random, 2)) % 2 && near > 0)
+            continue;
+        begin_case(&c, names[kind > 0], type_at(type), near ? 3 : 9, near ? 8200 : 8208, random);
+        c.amount = near == 3 ? 50 : 0;
+        for (int k = 0; k < c.option_count; k++)
+            c.options[k] = 0;
+        for (int k = 0; k < c.arguments; k++) {
+            const char *argument = c.argument[k].info->name;
+            c.argument[k].given = c.argument[k].info->is_required || !strcmp(argument, "value") ||
+                                  !strcmp(argument, kind ? "grad_predictions" : "grad_logits");
+            c.argument[k].layout = CASE_COMPACT;
+        }
+        if (kind)
+            c.options[LOGITS_DIVERGENCE] = kind - 1;
+        c.options[LOGITS_REDUCTION] = i % 2 ? ONEPASS_ROWS : ONEPASS_SUM;
+        c.options[LOGITS_TEMPERATURE] = i % 3 ? 1.7 : 0;
+        c.family = near ? LOGITS_GAUSSIAN : c.family;
+        case_settle(&c);
+        CHECK(case_make(&c), "no memory");
+        if (kind && (near == 1 || near == 2)) {
+            for (int64_t k = 0; k < c.argument[LOGITS_TARGETS].count; k++)
+                case_put(&c, LOGITS_TARGETS, k,
+                         case_was(&c, LOGITS_PREDICTIONS, k) +
+                             (near == 1 ? case_random_between(random, -0.03, 0.03) : 0));
+            case_remember(&c);
+        }
+        test_context("aligned: kind %d, %s, nearness %d", kind, case_type_name(type_at(type)), near);
+        case_check(&c, handle, &test_judge);
     }
 }
 
@@ -317,6 +365,7 @@ typedef struct bits_call {
     onepass_handle *handle;
     int divergence; /* below 0: cross-entropy */
     int is_half, rows, columns, step, shift, in_place, has_gradients;
+    int is_plain; /* the loss and its gradient to the predictions alone */
     const float *x, *y;
     const int64_t *labels;
     float value[ROWS], gx[MOST], gy[MOST]; /* gradients compact, whatever their layout was */
@@ -372,9 +421,10 @@ static void run_bits(bits_call *b)
     onepass_tensor tl = {.data = labels, .device = {ONEPASS_CUDA, 0}, .ndim = 1, .dtype = case_i64, .shape = shape};
     onepass_tensor tv = {.data = value, .device = {ONEPASS_CUDA, 0}, .ndim = 1, .dtype = case_f32, .shape = shape};
     int mixes = b->divergence >= ONEPASS_JS && b->divergence <= ONEPASS_SKEW_REVERSE_KL;
-    onepass_logits_options options = {.size = sizeof options, .reduction = ONEPASS_ROWS, .label_weight = 0.5};
+    onepass_logits_options options = {.size = sizeof options, .reduction = ONEPASS_ROWS};
+    options.label_weight = b->is_plain && b->divergence >= 0 ? 0 : 0.5;
     onepass_status status;
-    onepass_tensor *to_x = b->has_gradients ? &tgx : NULL, *to_y = b->has_gradients ? &tgy : NULL;
+    onepass_tensor *to_x = b->has_gradients ? &tgx : NULL, *to_y = b->has_gradients && !b->is_plain ? &tgy : NULL;
     options.workspace_size = 4096;
     options.workspace = cuda_claim(options.workspace_size);
     if (b->divergence < 0) {
@@ -382,14 +432,14 @@ static void run_bits(bits_call *b)
     } else {
         options.divergence = (onepass_divergence)b->divergence;
         options.mixture = mixes ? 0.25 : 0;
-        options.labels = &tl;
+        options.labels = b->is_plain ? NULL : &tl;
         options.temperature = 1.5;
         status = onepass_divergence_logits_logits(b->handle, &tx, &ty, &options, &tv, to_x, to_y);
     }
     CHECK(status == ONEPASS_OK, "%s", onepass_last_error());
     CHECK(onepass_wait(b->handle) == ONEPASS_OK, "%s", onepass_last_error());
     cuda_download(b->value, value, (size_t)b->rows * sizeof *value);
-    for (int m = 0; m < 2 && b->has_gradients; m++) {
+    for (int m = 0; m < (b->is_plain ? 1 : 2) && b->has_gradients; m++) {
         cuda_download(host, memory[gradients + m], bytes);
         for (int i = 0; i < b->rows * b->columns; i++)
             (m ? b->gy : b->gx)[i] = get_element(b, host + (size_t)(b->shift + i * b->step) * size);
@@ -417,11 +467,12 @@ static void compare_bits(bits_call *b, const bits_call *expected, int row, const
     if (!b->has_gradients)
         return;
     check_bits(b->gx, expected->gx + first, count, "gradient to predictions", how);
-    if (b->divergence >= 0)
+    if (b->divergence >= 0 && !b->is_plain)
         check_bits(b->gy, expected->gy + first, count, "gradient to targets", how);
 }
 
-static void test_bits(onepass_handle *handle, case_random *random, int divergence, int is_half, int columns)
+static void test_bits(onepass_handle *handle, case_random *random, int divergence, int is_half, int columns,
+                      int is_plain)
 {
     static float x[MOST], y[MOST];
     static bits_call all, b;
@@ -441,6 +492,7 @@ static void test_bits(onepass_handle *handle, case_random *random, int divergenc
                                 .columns = columns,
                                 .step = 1,
                                 .has_gradients = 1,
+                                .is_plain = is_plain,
                                 .x = x,
                                 .y = y,
                                 .labels = labels};
@@ -468,16 +520,19 @@ int main(void)
     test_every_kernel(handle, &random);
     test_widths(handle, &random);
     test_clusters(handle, &random);
+    test_aligned(handle, &random);
     test_slices(handle, &random);
     test_mixed_types(handle, &random);
     test_equal_sides(handle, &random);
     test_small_kl(handle, &random);
     for (int divergence = -1; divergence < DIVERGENCES; divergence++)
         for (int is_half = 0; is_half < 2; is_half++) {
-            test_bits(handle, &random, divergence, is_half, 97 + is_half);
-            test_bits(handle, &random, divergence, is_half, is_half ? 1000 : 2051);
+            test_bits(handle, &random, divergence, is_half, 97 + is_half, 0);
+            test_bits(handle, &random, divergence, is_half, is_half ? 1000 : 2051, 0);
             if (divergence <= ONEPASS_JS) /* up to three slices */
-                test_bits(handle, &random, divergence, is_half, 18500);
+                test_bits(handle, &random, divergence, is_half, 18500, 0);
+            test_bits(handle, &random, divergence, is_half, 8200, 1);
+            test_bits(handle, &random, divergence, is_half, 18496, 1);
         }
     check_all_ran(handle);
     CHECK(cuda_tickets_are_zero(handle), "a kernel left its ticket");

@@ -52,6 +52,20 @@ __device__ __forceinline__ void mbarrier_wait(unsigned barrier, unsigned parity)
                  "r"(parity)
                  : "memory");
 }
+/* The same for whole warps, which stay together: a wait that lanes could leave one by one has what follows compiled
+ * twice where that is long, with registers for both. */
+__device__ __forceinline__ void mbarrier_wait_together(unsigned barrier, unsigned parity)
+{
+    unsigned done;
+    do
+        asm volatile("{\n\t.reg .pred done;\n\t"
+                     "mbarrier.try_wait.parity.shared::cta.b64 done, [%1], %2;\n\t"
+                     "selp.u32 %0, 1, 0, done;\n\t}"
+                     : "=r"(done)
+                     : "r"(barrier), "r"(parity)
+                     : "memory");
+    while (!__all_sync(~0u, done));
+}
 
 /* ---- TMA --------------------------------------------------------------------------------------------------------- */
 

@@ -41,12 +41,46 @@ static const onep_kernel_id held_kernels[HELD_KINDS][HELD_TEAMS][ONEP_FLOAT_TYPE
     [MIXED] = {[BLOCK] = HELD_TYPES(mixed_block)},
     [TOKEN] = {[OCTET] = HELD_TYPES(token_octet), [BLOCK] = HELD_TYPES(token_block)}};
 
-/* Kernels with a row in the registers of a cluster, where the device has them; not made by CUDA before 12.0. */
+/*
+ * Kernels with a row in a cluster of blocks, where the device has them; not made by CUDA before 12.0. The two of a kind
+ * differ in the results they have.
+ */
+enum {
+    CLUSTER_LABELS,
+    CLUSTER_KL,
+    CLUSTER_REVERSE_KL,
+    CLUSTER_MIXTURE,
+    CLUSTER_VARIATION,
+    CLUSTER_TOKEN,
+    ALIGNED_LABELS,
+    ALIGNED_KL,
+    ALIGNED_REVERSE_KL,
+    ALIGNED_MIXTURE,
+    ALIGNED_VARIATION,
+    ALIGNED_JS,
+};
 #ifdef ONEPASS_HAVE_SM90A
-static const onep_kernel_id cluster_kernels[HELD_KINDS][2][ONEP_FLOAT_TYPES] = {
-    [LABELS] = {HELD_TYPES(labels_cluster), HELD_TYPES(labels_cluster_more)},
-    [KL] = {HELD_TYPES(kl_cluster), HELD_TYPES(kl_cluster_more)},
-    [TOKEN] = {HELD_TYPES(token_cluster), HELD_TYPES(token_cluster_backward)}};
+typedef struct cluster_kind {
+    onep_kernel_id kernels[2][ONEP_FLOAT_TYPES];
+    int slots; /* of a warp, in shared memory */
+} cluster_kind;
+#define ONE_OF_A_KIND(name)                                                                                            \
+    {                                                                                                                  \
+        HELD_TYPES(name), HELD_TYPES(name)                                                                             \
+    }
+static const cluster_kind cluster_kinds[] = {
+    [CLUSTER_LABELS] = {{HELD_TYPES(labels_cluster), HELD_TYPES(labels_cluster_more)}, 2},
+    [CLUSTER_KL] = {{HELD_TYPES(kl_cluster), HELD_TYPES(kl_cluster_more)}, 3},
+    [CLUSTER_REVERSE_KL] = {ONE_OF_A_KIND(reverse_kl_cluster), 2},
+    [CLUSTER_MIXTURE] = {ONE_OF_A_KIND(mixture_cluster), 2},
+    [CLUSTER_VARIATION] = {ONE_OF_A_KIND(variation_cluster), 2},
+    [CLUSTER_TOKEN] = {{HELD_TYPES(token_cluster), HELD_TYPES(token_cluster_backward)}, 2},
+    [ALIGNED_LABELS] = {ONE_OF_A_KIND(labels_cluster_aligned), 1},
+    [ALIGNED_KL] = {ONE_OF_A_KIND(kl_cluster_aligned), 3},
+    [ALIGNED_REVERSE_KL] = {ONE_OF_A_KIND(reverse_kl_cluster_aligned), 3},
+    [ALIGNED_MIXTURE] = {ONE_OF_A_KIND(mixture_cluster_aligned), 3},
+    [ALIGNED_VARIATION] = {ONE_OF_A_KIND(variation_cluster_aligned), 3},
+    [ALIGNED_JS] = {ONE_OF_A_KIND(js_cluster_aligned), 3}};
 #endif
 
 /* ---- rows and operands ------------------------------------------------------------------------------------------- */
@@ -156,24 +190,26 @@ static int cluster_blocks(onep_type type, int64_t columns)
     return slices > ONEP_LOGITS_MAX_WARPS ? (int)ceil_div(slices, ONEP_LOGITS_MAX_WARPS) : 2; /* one is no cluster */
 }
 
-/* Shared memory has a slot per operand and one more for every warp. 0 in .block: no such kernel here. */
+/* 0 in .block: no such kernel here. */
 static onep_launch cluster_launch_of(const onep_cuda *cuda, int kind, int variant, onep_type type,
                                      const onep_logits_rows *rows, int64_t columns)
 {
     onep_launch launch = {.block = 0};
 #ifdef ONEPASS_HAVE_SM90A
-    int blocks = cluster_blocks(type, columns), kernel = (int)cluster_kernels[kind][variant][type];
+    const cluster_kind *of = &cluster_kinds[kind];
+    int blocks = cluster_blocks(type, columns), kernel = (int)of->kernels[variant][type];
     if (!blocks || rows->count > INT32_MAX || !onep_cuda_has_tma(cuda) || !onep_cuda_has_kernel(cuda, kernel))
         return launch;
     int64_t slices = ceil_div(columns * (int64_t)onep_type_size(type), ONEP_LOGITS_SLICE_BYTES);
-    int64_t warps = ceil_div(slices, blocks), operands = kind == KL ? 2 : 1;
+    int64_t warps = ceil_div(slices, blocks);
     /* As many clusters as are there at once; a few more do no harm, for they claim their rows. */
-    int64_t at_once = ceil_div((int64_t)onep_cuda_multiprocessors(cuda) * 2 * ONEP_LOGITS_MAX_WARPS, warps * blocks);
+    int64_t at_once = ceil_div(
+        (int64_t)onep_cuda_multiprocessors(cuda) * ONEP_LOGITS_CLUSTER_BLOCKS * ONEP_LOGITS_MAX_WARPS, warps * blocks);
     int64_t clusters = rows->chunks < at_once ? rows->chunks : at_once;
     launch = (onep_launch){.kernel = kernel,
                            .grid = (unsigned)((clusters > 0 ? clusters : 1) * blocks),
                            .block = (unsigned)warps * 32,
-                           .shared_bytes = (unsigned)(warps * (operands + 1) * ONEP_LOGITS_SLOT_BYTES),
+                           .shared_bytes = (unsigned)(warps * of->slots * ONEP_LOGITS_SLOT_BYTES),
                            .cluster = (unsigned)blocks};
 #else
     (void)cuda, (void)kind, (void)variant, (void)type, (void)rows, (void)columns;
@@ -252,7 +288,7 @@ static int is_clustered(const onep_logits_problem *k)
         return 0;
     if (k->form == ONEP_NO_TARGET)
         return k->label.weight == 0 || k->label.smoothing == 0;
-    if (!is_kl_of_logits(k) || k->label.weight != 0 || k->label.z_loss != 0)
+    if (k->label.weight != 0 || k->label.z_loss != 0)
         return 0;
     return k->label_temperature == k->temperature || !has_label_terms(k);
 }
@@ -260,6 +296,47 @@ static int is_clustered(const onep_logits_problem *k)
 static int held_kind_of(const onep_logits_problem *k)
 {
     return k->form == ONEP_NO_TARGET ? LABELS : is_kl_of_logits(k) ? KL : MIXED;
+}
+
+static int is_aligned_operand(const onep_logits_operand *o, const onep_logits_rows *rows, int64_t columns)
+{
+    int64_t size = (int64_t)onep_type_size((onep_type)o->type);
+    int64_t stride = rows->rank > 0 && rows->count > 1 ? o->row_stride[0] : 0;
+    return o->col_stride == size && ((uintptr_t)o->data | (uintptr_t)stride | (uintptr_t)(columns * size)) % 16 == 0;
+}
+
+/*
+ * Whether rows are as the fastest kernels of clusters take them: at multiples of 16 bytes, alike but for their labels,
+ * with loss and gradient to the predictions as the only results. Bits do not depend on it.
+ */
+static int has_aligned_rows(const onep_logits_problem *k, const onep_logits_loss_args *a)
+{
+    if (a->rows.rank > 1 || k->width != k->columns || k->grad_targets.data || k->lse.data || k->target_lse.data ||
+        k->log_prob.data || has_more_results(k) || k->weights.data || k->mask.data || k->class_weights.data)
+        return 0;
+    if (a->per_row && k->grad_value.data)
+        return 0;
+    if (k->form == ONEP_NO_TARGET ? !k->labels.data || k->label.weight == 0 || k->label.z_loss != 0
+                                  : k->labels.data != NULL)
+        return 0;
+    return is_aligned_operand(&a->predictions, &a->rows, k->columns) &&
+           (k->form == ONEP_NO_TARGET || is_aligned_operand(&a->targets, &a->rows, k->columns)) &&
+           (!k->grad_predictions.data || is_aligned_operand(&a->grad_predictions, &a->rows, k->columns));
+}
+
+static int cluster_kind_of(const onep_logits_problem *k, const onep_logits_loss_args *a)
+{
+    int is_aligned = has_aligned_rows(k, a);
+    if (k->form == ONEP_NO_TARGET)
+        return is_aligned ? ALIGNED_LABELS : CLUSTER_LABELS;
+    if (is_kl_of_logits(k))
+        return is_aligned ? ALIGNED_KL : CLUSTER_KL;
+    if (k->divergence.is_total_variation)
+        return is_aligned ? ALIGNED_VARIATION : CLUSTER_VARIATION;
+    if (k->divergence.q == 1)
+        return is_aligned ? ALIGNED_REVERSE_KL : CLUSTER_REVERSE_KL;
+    int is_js = k->divergence.a == k->divergence.q && k->divergence.b == 1 - k->divergence.q;
+    return !is_aligned ? CLUSTER_MIXTURE : is_js ? ALIGNED_JS : ALIGNED_MIXTURE;
 }
 
 static size_t round_up(size_t bytes)
@@ -337,8 +414,8 @@ static onepass_status plan_loss(const onepass_handle *handle, const void *proble
         return ONEPASS_OK;
     }
     if (is_clustered(k))
-        made->loss = cluster_launch_of(onep_cuda_of(handle), held_kind_of(k), has_more_results(k), k->predictions.type,
-                                       &a->rows, k->columns);
+        made->loss = cluster_launch_of(onep_cuda_of(handle), cluster_kind_of(k, a), has_more_results(k),
+                                       k->predictions.type, &a->rows, k->columns);
     if (!made->loss.block)
         made->loss = held_launch_of(held_kind_of(k), k->predictions.type, &a->rows, k->columns);
     return ONEPASS_OK;
@@ -414,8 +491,8 @@ static onepass_status plan_token(const onepass_handle *handle, const void *probl
     cut_rows(&a->rows);
     int is_single = k->logits.type != ONEP_F64;
     if (is_single && k->count == 1 && !(k->softcap > 0))
-        made->launch =
-            cluster_launch_of(onep_cuda_of(handle), TOKEN, a->is_backward, k->logits.type, &a->rows, k->columns);
+        made->launch = cluster_launch_of(onep_cuda_of(handle), CLUSTER_TOKEN, a->is_backward, k->logits.type, &a->rows,
+                                         k->columns);
     if (made->launch.block)
         return ONEPASS_OK;
     if (!a->is_backward && may_be_held(k->logits.type, k->columns)) /* the gradient has no such kernel */

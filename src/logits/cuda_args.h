@@ -36,6 +36,7 @@ enum {
     ONEP_LOGITS_SLICE_BYTES = 4096,
     ONEP_LOGITS_SLOT_BYTES = ONEP_LOGITS_SLICE_BYTES + 32, /* in shared memory, wherever it begins */
     ONEP_LOGITS_MAX_BLOCKS = 16,
+    ONEP_LOGITS_CLUSTER_BLOCKS = 2, /* per multiprocessor */
 };
 
 /* Chunks of consecutive rows, one partial sum each: the workspace is bounded by it. */

@@ -180,6 +180,13 @@ __device__ __forceinline__ float exp2_of(float x)
     return y;
 }
 
+__device__ __forceinline__ float log2_of(float x)
+{
+    float y;
+    asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
 static const float LN_2 = 0.693147181f;
 
 /*
@@ -202,7 +209,7 @@ struct slice_softmax {
     /* What turns exponentials against this maximum into ones against the row's. */
     __device__ __forceinline__ float factor(float row_m) const
     {
-        return m == minus_infinity(0.0f) ? 0.0f : exp2_of((m - row_m) * k) * exp2_of(-error);
+        return m == minus_infinity(0.0f) ? 0.0f : __fmul_rn(exp2_of(__fmul_rn(m - row_m, k)), exp2_of(-error));
     }
 };
 
@@ -225,10 +232,10 @@ __device__ __forceinline__ void add_product(float x, float y, float &sum)
         : "+f"(sum)
         : "f"(x), "f"(y));
 }
-__device__ __forceinline__ softmax_state state_of(const slice_softmax &of, int ties, const float (&tails)[PARTS])
+/* `tail`: over the warp, against the rounded maximum. */
+__device__ __forceinline__ softmax_state state_of(const slice_softmax &of, int ties, double tail)
 {
-    softmax_state s = {of.m, 0, 0};
-    s.tail = (float)warp_sum((double)sum_of(tails)) * exp2_of(-of.error);
+    softmax_state s = {of.m, 0, __fmul_rn((float)tail, exp2_of(-of.error))};
     ties = __reduce_add_sync(~0u, ties);
     s.ties = of.m == minus_infinity(0.0f) ? 0.0f : (float)ties;
     return s;
@@ -277,38 +284,172 @@ template <int PLANES> struct exchange {
     unsigned long long full[2];
 };
 
-/* One warp's part in the work of a cluster: its slots, its slice, the rows. Its functions are for whole warps. */
-template <class T, int OPERANDS, int PLANES> struct cluster_warp {
-    typedef slice_of<T> slice_type;
-
+/* One warp's part in the work of a cluster: its rows, and exchanges with the other warps. For whole warps. */
+template <int PLANES> struct cluster_rows {
     const onep_logits_rows &rows;
     unsigned *counter; /* of chunks claimed */
     int lane, slice, slices;
+    unsigned blocks;
+    exchange<PLANES> &states;
+    int row, next;     /* this row and the next one, -1: none */
+    int left;          /* rows of its chunk behind the next one */
+    bool ends_a_chunk; /* this row is the last of its chunk */
+    int claim;         /* of slice 0: the chunk after the next row's */
+    int parity;        /* of exchanges so far */
+    unsigned arrivals; /* parities of the two mbarriers of exchanges, by bits */
+
+    __device__ __forceinline__ cluster_rows(const onep_logits_rows &all, int slices_of_row, unsigned *chunk_counter,
+                                            exchange<PLANES> &shared_states)
+        : rows(all), counter(chunk_counter), lane(threadIdx.x & 31), slice(from_lane_0(slice_team::rank() >> 5)),
+          slices(slices_of_row), states(shared_states), left(0), ends_a_chunk(false), claim(0), parity(0), arrivals(0)
+    {
+        asm("mov.u32 %0, %%cluster_nctarank;" : "=r"(blocks));
+    }
+
+    /* Of slice 0. Opaque: the loop over rows would be compiled twice, with and without results. */
+    __device__ __forceinline__ bool has_results() const
+    {
+        return opaque(slice) == 0;
+    }
+
+    /* The first row of a chunk is the next one, if there is such a chunk. */
+    __device__ __forceinline__ void begin_chunk(int chunk)
+    {
+        next = chunk < (int)rows.chunks ? chunk * (int)rows.chunk : -1;
+        left = min((int)rows.chunk, (int)rows.count - next) - 1;
+    }
+    /* This row becomes the next one, and that the one after it. True if the claim is used up. */
+    __device__ __forceinline__ bool advance(int next_claim)
+    {
+        row = next;
+        ends_a_chunk = left == 0;
+        if (next >= 0 && left > 0) {
+            next++;
+            left--;
+            return false;
+        }
+        begin_chunk(next_claim);
+        return true;
+    }
+
+    /*
+     * All warps of the cluster, those without a slice too. `claims`: shared, two words. `filled`: this warp's mbarriers
+     * of copies, so many.
+     */
+    __device__ __forceinline__ void begin(int *claims, unsigned filled, int count)
+    {
+        if (threadIdx.x == 0)
+            for (int i = 0; i < 2; i++)
+                mbarrier_init(shared_address(&states.full[i]), 1);
+        if (lane == 0) {
+            for (int i = 0; i < count; i++)
+                mbarrier_init(filled + 8 * i, 1);
+            mbarrier_init_fence();
+        }
+        /* Slices that do not exist have no mass: whoever merges need not know which ones those are. */
+        for (int s = slices + (int)threadIdx.x; s < MOST_SLICES; s += (int)blockDim.x)
+            for (int i = 0; i < 2 * PLANES; i++)
+                states.states[i / PLANES][i % PLANES][s] = make_float4(minus_infinity(0.0f), 0, 0, 0);
+        if (slice_team::rank() == 0) {
+            const int first = (int)atomicAdd(counter, 2u);
+            for (unsigned b = 0; b < blocks; b++)
+                for (int i = 0; i < 2; i++)
+                    asm volatile("st.shared::cluster.u32 [%0], %1;" ::"r"(in_block(shared_address(claims + i), b)),
+                                 "r"(first + i)
+                                 : "memory");
+        }
+        cluster_sync(); /* before any block sends a state or a copy lands, and the claims are there */
+        begin_chunk(claims[0]);
+        claim = claims[1];
+        step(claim);
+    }
+    /* To the next row, with the claim that came with slice 0's state; slice 0 takes another one for the row after. */
+    __device__ __forceinline__ void step(int next_claim)
+    {
+        if (advance(next_claim) && slice == 0 && lane == 0)
+            claim = (int)atomicAdd(counter, 1u);
+    }
+    /* For the state that slice 0 sends; asked for late, for the counter is far away. */
+    __device__ __forceinline__ float claim_word() const
+    {
+        return __int_as_float(from_lane_0(claim));
+    }
+
+    /* ---- exchanges ---- */
+
+    /* Sends one of `planes` planes of this slice's state to all blocks. */
+    __device__ __forceinline__ void send(int plane, int planes, float4 state) const
+    {
+        const unsigned full = shared_address(&states.full[parity]);
+        if (plane == 0 && threadIdx.x == 0)
+            mbarrier_arrive_expect_tx(full, 16 * slices * planes);
+        if (lane < (int)blocks)
+            store_async(in_block(shared_address(&states.states[parity][plane][slice]), lane), in_block(full, lane),
+                        state);
+    }
+    /* Waits for the states of all slices. They stay while this warp has not sent twice more: the exchange after the
+     * next one needs its state in the next one. */
+    __device__ __forceinline__ void receive()
+    {
+        mbarrier_wait_together(shared_address(&states.full[parity]), arrivals >> parity & 1);
+        arrivals ^= 1u << parity;
+        parity ^= 1;
+    }
+    /* Of the states received last. */
+    __device__ __forceinline__ const float4 *received(int plane) const
+    {
+        return states.states[parity ^ 1][plane];
+    }
+    /* Calls f(s) for the slices of this lane. */
+    template <class F> __device__ __forceinline__ void for_slices(const F &f) const
+    {
+        for_states([&](int s) {
+            if (s < slices)
+                f(s);
+        });
+    }
+    /* And for some that do not exist, whose states are those of slices without mass. */
+    template <class F> __device__ __forceinline__ void for_states(const F &f) const
+    {
+#pragma unroll
+        for (int i = 0; i < MOST_SLICES / 32; i++)
+            if (32 * i < slices)
+                f(lane + 32 * i);
+    }
+};
+
+/* The same with its slots and its slice, in any layout. */
+template <class T, int OPERANDS, int PLANES, int SLOTS = OPERANDS + 1> struct cluster_warp : cluster_rows<PLANES> {
+    typedef slice_of<T> slice_type;
+    typedef cluster_rows<PLANES> base;
+    using base::lane;
+    using base::row;
+    using base::rows;
+    using base::slice;
+    using base::slices;
+
     int first_column, columns; /* of this slice */
     int slots;                 /* where this warp's begin in the shared memory asked for */
     unsigned filled;           /* mbarriers: one per operand */
-    unsigned phases;           /* their parities, by bits, and from bit 8 on those of the exchanges */
-    unsigned blocks;
-    exchange<PLANES> &states;
-    T edge[OPERANDS]; /* of a slice requested, see edge_of */
-    int row, next;    /* this row and the next one, -1: none */
-    int claim;        /* of slice 0: the chunk after the next row's */
-    int parity;       /* of exchanges so far */
+    unsigned phases;           /* their parities, by bits */
+    T edge[OPERANDS];          /* of a slice requested, see edge_of */
+    int ahead;                 /* how far from a multiple of 16 slices requested begin, by bytes */
 
     __device__ __forceinline__ cluster_warp(const onep_logits_rows &all, long long all_columns, unsigned *chunk_counter,
                                             exchange<PLANES> &shared_states, unsigned long long *barriers)
-        : rows(all), counter(chunk_counter), lane(threadIdx.x & 31), phases(0), states(shared_states), claim(0),
-          parity(0)
+        : base(all, (int)((all_columns + slice_type::COLUMNS - 1) / slice_type::COLUMNS), chunk_counter, shared_states),
+          phases(0), ahead(0)
     {
         const int warp = from_lane_0((int)(threadIdx.x >> 5));
-        asm("mov.u32 %0, %%cluster_nctarank;" : "=r"(blocks));
-        slice = from_lane_0(slice_team::rank() >> 5);
-        slices = (int)((all_columns + slice_type::COLUMNS - 1) / slice_type::COLUMNS);
         first_column = slice * slice_type::COLUMNS;
         const int left = (int)all_columns - first_column;
         columns = left < 0 ? 0 : left < slice_type::COLUMNS ? left : slice_type::COLUMNS;
-        slots = warp * (OPERANDS + 1) * ONEP_LOGITS_SLOT_BYTES;
+        slots = warp * SLOTS * ONEP_LOGITS_SLOT_BYTES;
         filled = shared_address(barriers + warp * OPERANDS);
+    }
+    __device__ __forceinline__ void begin(int *claims)
+    {
+        base::begin(claims, filled, OPERANDS);
     }
 
     /* ---- copies ---- */
@@ -352,6 +493,7 @@ template <class T, int OPERANDS, int PLANES> struct cluster_warp {
             return;
         const char *from = slice_at(o, of_row);
         const int shift = shift_of(o, from), bytes = columns * (int)sizeof(T);
+        ahead = (ahead & ~(0xff << 8 * operand)) | shift << 8 * operand;
         const int begin = 16 - shift & 15, end = (shift + bytes & ~15) - shift;
         if ((begin | (bytes - end)) != 0) {
             const int column = edge_of(shift);
@@ -366,15 +508,15 @@ template <class T, int OPERANDS, int PLANES> struct cluster_warp {
     /* Has this row's slice in its slot; returns how far from a multiple of 16 it begins. */
     __device__ __forceinline__ int await(int operand, const onep_logits_operand &o)
     {
-        const char *from = slice_at(o, row);
-        const int shift = shift_of(o, from), bytes = columns * (int)sizeof(T);
         if (o.col_stride != sizeof(T)) {
+            const char *from = slice_at(o, row);
 #pragma unroll 2
             for (int i = lane; i < columns; i += 32)
                 *element_at(operand, 0, i) = *reinterpret_cast<const T *>(from + i * o.col_stride);
             __syncwarp();
             return 0;
         }
+        const int shift = ahead >> 8 * operand & 0xff, bytes = columns * (int)sizeof(T);
         const int begin = 16 - shift & 15, end = (shift + bytes & ~15) - shift;
         if (end > begin) {
             mbarrier_wait(filled + 8 * operand, phases >> operand & 1);
@@ -502,211 +644,13 @@ template <class T, int OPERANDS, int PLANES> struct cluster_warp {
     /* Zeros in columns [all, width), by the last slice. */
     __device__ __forceinline__ void put_beyond(const onep_logits_operand &o, long long all, long long width) const
     {
-        if (slice != slices - 1 || !o.data)
+        if (all == width || slice != slices - 1 || !o.data)
             return;
         T zero;
         narrow(zero, 0.0f);
         for (long long i = all + lane; i < width; i += 32)
             *reinterpret_cast<T *>(row_of(o, rows, row) + i * o.col_stride) = zero;
     }
-
-    /* ---- rows ---- */
-
-    __device__ __forceinline__ int begin_of(int chunk) const
-    {
-        return chunk < (int)rows.chunks ? chunk * (int)rows.chunk : -1;
-    }
-    __device__ __forceinline__ bool is_last_of_chunk(int of_row) const
-    {
-        return of_row + 1 == (int)rows.count || (of_row + 1) % (int)rows.chunk == 0;
-    }
-    /* This row becomes the next one, and that the one after it. True if the claim is used up. */
-    __device__ __forceinline__ bool advance(int next_claim)
-    {
-        row = next;
-        if (next >= 0 && !is_last_of_chunk(next)) {
-            next++;
-            return false;
-        }
-        next = begin_of(next_claim);
-        return true;
-    }
-
-    /* All warps of the cluster, those without a slice too. `claims`: shared, two words. */
-    __device__ __forceinline__ void begin(int *claims)
-    {
-        if (threadIdx.x == 0)
-            for (int i = 0; i < 2; i++)
-                mbarrier_init(shared_address(&states.full[i]), 1);
-        if (lane == 0) {
-            for (int operand = 0; operand < OPERANDS; operand++)
-                mbarrier_init(filled + 8 * operand, 1);
-            mbarrier_init_fence();
-        }
-        if (slice_team::rank() == 0) {
-            const int first = (int)atomicAdd(counter, 2u);
-            for (unsigned b = 0; b < blocks; b++)
-                for (int i = 0; i < 2; i++)
-                    asm volatile("st.shared::cluster.u32 [%0], %1;" ::"r"(in_block(shared_address(claims + i), b)),
-                                 "r"(first + i)
-                                 : "memory");
-        }
-        cluster_sync(); /* before any block sends a state or a copy lands, and the claims are there */
-        next = begin_of(claims[0]);
-        claim = claims[1];
-        step(claim);
-    }
-    /* To the next row, with the claim that came with slice 0's state; slice 0 takes another one for the row after. */
-    __device__ __forceinline__ void step(int next_claim)
-    {
-        if (advance(next_claim) && slice == 0 && lane == 0)
-            claim = (int)atomicAdd(counter, 1u);
-    }
-    /* For the state that slice 0 sends; asked for late, for the counter is far away. */
-    __device__ __forceinline__ float claim_word() const
-    {
-        return __int_as_float(from_lane_0(claim));
-    }
-
-    /* ---- exchanges ---- */
-
-    /* Sends one of `planes` planes of this slice's state to all blocks. */
-    __device__ __forceinline__ void send(int plane, int planes, float4 state) const
-    {
-        const unsigned full = shared_address(&states.full[parity]);
-        if (plane == 0 && threadIdx.x == 0)
-            mbarrier_arrive_expect_tx(full, 16 * slices * planes);
-        if (lane < (int)blocks)
-            store_async(in_block(shared_address(&states.states[parity][plane][slice]), lane), in_block(full, lane),
-                        state);
-    }
-    /* Waits for the states of all slices. They stay while this warp has not sent twice more: the exchange after the
-     * next one needs its state in the next one. */
-    __device__ __forceinline__ void receive()
-    {
-        mbarrier_wait(shared_address(&states.full[parity]), phases >> (8 + parity) & 1);
-        phases ^= 1u << (8 + parity);
-        parity ^= 1;
-    }
-    /* Of the states received last. */
-    __device__ __forceinline__ const float4 *received(int plane) const
-    {
-        return states.states[parity ^ 1][plane];
-    }
-    /* Calls f(s) for the slices of this lane. */
-    template <class F> __device__ __forceinline__ void for_states(const F &f) const
-    {
-#pragma unroll 1
-        for (int s = lane; s < slices; s += 32)
-            f(s);
-    }
 };
-
-/* ---- merging ----------------------------------------------------------------------------------------------------- */
-
-/* The row's softmax from its slices': read(s) is the state of slice s. */
-struct merged_softmax {
-    float m, ties;
-    double tail;
-
-    template <class WARP, class READ>
-    __device__ __forceinline__ merged_softmax(const WARP &warp, float k, const READ &read)
-    {
-        m = minus_infinity(0.0f);
-        warp.for_states([&](int s) { m = larger(m, read(s).m); });
-        m = largest_of_warp(m);
-        int at_most = 0;
-        tail = 0;
-        warp.for_states([&](int s) {
-            const softmax_state one = read(s);
-            if (one.m == m) {
-                at_most += (int)one.ties;
-                tail += (double)one.tail;
-            } else if (one.ties != 0) {
-                tail += (double)((one.ties + one.tail) * exp2_of((one.m - m) * k));
-            }
-        });
-        ties = (float)__reduce_add_sync(~0u, at_most);
-        tail = warp_sum(tail);
-    }
-    __device__ __forceinline__ bool has_no_mass() const
-    {
-        return m == minus_infinity(0.0f);
-    }
-    /* The sum less 1, as known_softmax has it, of a row with mass. */
-    __device__ __forceinline__ double exact_others() const
-    {
-        return m < -minus_infinity(0.0f) ? tail + ((double)ties - 1) : not_a_number();
-    }
-    __device__ __forceinline__ float others() const
-    {
-        return (float)exact_others();
-    }
-    __device__ __forceinline__ double lse(float z_of_m, double log_sum) const
-    {
-        return has_no_mass() ? (double)m : (double)z_of_m + log_sum;
-    }
-    /* 1 / sum, one step of Newton's from a single one: a division would need more registers. */
-    __device__ __forceinline__ double inverse(float approximate) const
-    {
-        const double y = (double)approximate;
-        return y * (1 - exact_others() * y + (1 - y));
-    }
-};
-
-/*
- * What is not often asked for is made from the slice in its slot, by a loop of few registers: sum of exp(d) -d, where
- * d = (v - of.m) / temperature, in units of log 2.
- */
-template <class T>
-__device__ __forceinline__ float distance_of(const T *slice, int columns, int lane, const slice_softmax &of)
-{
-    double sum = 0;
-#pragma unroll 1
-    for (int column = lane; column < columns; column += 32) {
-        const float d = of.exponent(widen(slice[column])), e = exp2_of(d);
-        sum += e != 0 ? (double)(e * (of.error - d)) : 0.0;
-    }
-    return (float)warp_sum(sum) * exp2_of(-of.error);
-}
-/* Of the row, divided by its sum and in natural units: sum of P (most - z). */
-template <class WARP, class READ, class DISTANCE>
-__device__ __forceinline__ double merged_distance(const WARP &warp, float k, float row_m, double one_over_sum,
-                                                  const READ &read, const DISTANCE &distance)
-{
-    double sum = 0;
-    warp.for_states([&](int s) {
-        const softmax_state one = read(s);
-        const float below = (one.m - row_m) * k;
-        if (one.ties != 0)
-            sum += (double)(exp2_of(below) * (distance(s) - (one.ties + one.tail) * below));
-    });
-    return warp_sum(sum) * one_over_sum * 0.693147180559945309;
-}
-
-/* The first column of the slice with its largest element, which may be NaN. */
-template <class T>
-__device__ __forceinline__ float first_at(const T *slice, int columns, int lane, float m, int first_column)
-{
-    int found = slice_of<T>::COLUMNS;
-#pragma unroll 1
-    for (int column = lane; column < columns; column += 32) {
-        const float v = widen(slice[column]);
-        if ((v == m || v != v) && column < found)
-            found = column;
-    }
-    return (float)(first_column + __reduce_min_sync(~0u, found)); /* exact up to ONEP_LOGITS_MAX_COLUMNS */
-}
-template <class WARP, class READ, class FIRST>
-__device__ __forceinline__ long long merged_first(const WARP &warp, float row_m, const READ &read, const FIRST &first)
-{
-    int found = 0x7fffffff;
-    warp.for_states([&](int s) {
-        const float m = read(s).m;
-        if (m == row_m || m != m)
-            found = (int)first(s) < found ? (int)first(s) : found;
-    });
-    return __reduce_min_sync(~0u, found);
-}
 
 #endif

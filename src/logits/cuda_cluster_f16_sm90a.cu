@@ -1,6 +1,20 @@
-/* The kernels with a row of logits in the registers of a cluster, for operands of fp16. */
+/* The kernels with a row of logits in the registers or the shared memory of a cluster, for operands of fp16. */
+#include "logits/cuda_cluster_aligned.cuh"
 #include "logits/cuda_cluster_loss.cuh"
+#include "logits/cuda_cluster_mixed.cuh"
 #include "logits/cuda_cluster_token.cuh"
 
 ONEP_LOGITS_CLUSTER_LOSS(f16, f16)
+ONEP_LOGITS_CLUSTER_MIXED(f16, f16)
 ONEP_LOGITS_CLUSTER_TOKEN(f16, f16)
+ONEP_LOGITS_CLUSTER_ALIGNED(f16, f16)
+
+/*
+ * Of what is in registers between sweeps a few words per row and lane are not; measured so, and faster than one block
+ * per multiprocessor or sums made again. Where it is more, it is in copies of the loop for lanes that part, and none do.
+ * onep_logits_variation_cluster_aligned_f16: spills up to 160 bytes
+ * onep_logits_js_cluster_aligned_f16: spills up to 160 bytes
+ * onep_logits_mixture_cluster_aligned_f16: spills up to 240 bytes
+ * onep_logits_kl_cluster_f16: spills up to 64 bytes
+ * onep_logits_kl_cluster_aligned_f16: spills up to 600 bytes
+ */

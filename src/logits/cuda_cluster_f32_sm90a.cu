@@ -1,6 +1,19 @@
-/* The kernels with a row of logits in the registers of a cluster, for operands of fp32. */
+/* The kernels with a row of logits in the registers or the shared memory of a cluster, for operands of fp32. */
+#include "logits/cuda_cluster_aligned.cuh"
 #include "logits/cuda_cluster_loss.cuh"
+#include "logits/cuda_cluster_mixed.cuh"
 #include "logits/cuda_cluster_token.cuh"
 
 ONEP_LOGITS_CLUSTER_LOSS(f32, float)
+ONEP_LOGITS_CLUSTER_MIXED(f32, float)
 ONEP_LOGITS_CLUSTER_TOKEN(f32, float)
+ONEP_LOGITS_CLUSTER_ALIGNED(f32, float)
+
+/*
+ * Of what is in registers between sweeps a few words per row and lane are not; measured so, and faster than one block
+ * per multiprocessor or sums made again. Where it is more, it is in copies of the loop for lanes that part, and none do.
+ * onep_logits_variation_cluster_aligned_f32: spills up to 40 bytes
+ * onep_logits_js_cluster_aligned_f32: spills up to 40 bytes
+ * onep_logits_mixture_cluster_aligned_f32: spills up to 40 bytes
+ * onep_logits_kl_cluster_f32: spills up to 40 bytes
+ */

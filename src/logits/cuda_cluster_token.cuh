@@ -6,9 +6,10 @@
 #ifndef ONEP_LOGITS_CLUSTER_TOKEN_CUH
 #define ONEP_LOGITS_CLUSTER_TOKEN_CUH
 
-#include "logits/cuda_cluster.cuh"
+#include "logits/cuda_cluster_merge.cuh"
+#include "logits/cuda_slot.cuh"
 
-/* What a row's results and gradients are made from; in every lane. */
+/* Of a row, before its logits are there: found while states of the row before it are on their way. */
 struct token_facts {
     long long index;
     bool takes_part, is_outside;
@@ -16,8 +17,10 @@ struct token_facts {
      * of LSE less that of the log-probability. */
     float of_log_prob, of_entropy, of_lse, everywhere;
 
-    __device__ __forceinline__ token_facts(const onep_logits_token_args &k, long long row, float over_temperature)
+    __device__ __forceinline__ void find(const onep_logits_token_args &k, long long row, float over_temperature)
     {
+        if (row < 0)
+            return;
         takes_part = !k.mask.data || *row_of(k.mask, k.rows, row) != 0;
         index = integer_of(k.indices.type, row_of(k.indices, k.rows, row));
         is_outside = index != k.ignore_index && (index < 0 || index >= k.columns);
@@ -34,6 +37,35 @@ struct token_facts {
     }
 };
 
+/* What the results of a row are made from. */
+struct token_record {
+    int row;
+    float m, v_index;
+    double others, distance; /* distance: sum of P (most - z) */
+};
+
+/* A lane's row. */
+__device__ __forceinline__ void token_results(const onep_logits_token_args &k, float over_temperature,
+                                              const token_record &of)
+{
+    const char *mask = row_of(k.mask, k.rows, of.row);
+    const bool takes_part = !mask || *mask != 0, has_no_mass = of.m == minus_infinity(0.0f);
+    const long long index = integer_of(k.indices.type, row_of(k.indices, k.rows, of.row));
+    const bool is_ignored = !takes_part || index == k.ignore_index;
+    const double none = takes_part && !(has_no_mass && k.finite) ? not_a_number() : 0;
+    const double most = (double)__fmul_rn(of.m, over_temperature);
+    known_softmax p;
+    p.find(of.m, (float)most, of.others);
+    const double log_prob = ((double)__fmul_rn(of.v_index, over_temperature) - most) - p.log_sum;
+    store_number(k.log_prob, k.rows, of.row,
+                 is_ignored                        ? 0
+                 : index < 0 || index >= k.columns ? not_a_number()
+                 : has_no_mass                     ? none
+                                                   : log_prob);
+    store_number(k.entropy, k.rows, of.row, takes_part && !has_no_mass ? p.log_sum + of.distance : none);
+    store_number(k.lse, k.rows, of.row, takes_part ? p.lse : 0);
+}
+
 template <class T, bool IS_BACKWARD> __device__ __forceinline__ void cluster_token(const onep_logits_token_args &k)
 {
     enum { LANES = element<T>::lanes };
@@ -45,15 +77,27 @@ template <class T, bool IS_BACKWARD> __device__ __forceinline__ void cluster_tok
         scales[0] = (float)(1 / k.temperature);
         scales[1] = (float)(1.44269504088896341 / k.temperature);
     }
+    __shared__ row_ledger<token_record> ledger;
+    const auto settle = [&](const token_record *record) {
+        if (record)
+            token_results(k, scales[0], *record);
+    };
+    int rows_kept = 0;
     cluster_warp<T, 1, 2> warp(k.rows, k.columns, k.ticket + 1, states, barriers);
     warp.begin(claims);
     if (warp.slice >= warp.slices)
         warp.row = -1;
     warp.request(0, k.logits, warp.row);
-    while (warp.row >= 0) {
+    token_facts facts, ahead;
+    ahead.find(k, warp.row, scales[0]);
+    for (;;) {
+        if (!IS_BACKWARD && warp.has_results())
+            ledger.settle(rows_kept, warp.lane, warp.row < 0, settle);
+        if (warp.row < 0)
+            break;
         warp.put_beyond(k.grad_logits, k.columns, k.width);
-        const float over_temperature = scales[0], k2 = scales[1];
-        const token_facts facts(k, warp.row, over_temperature);
+        const float k2 = scales[1];
+        facts = ahead;
         slice_of<T> x;
         const int shift = warp.await(0, k.logits);
         warp.take(0, shift, x);
@@ -78,25 +122,21 @@ template <class T, bool IS_BACKWARD> __device__ __forceinline__ void cluster_tok
                 add_product(e, of.error - d, distance[j % 2]);
             }
         }
-        const softmax_state mine = state_of(of, ties, tails);
+        const softmax_state mine = state_of(of, ties, warp_sum((double)sum_of(tails)));
         warp.send(0, 2, make_float4(mine.m, mine.ties, mine.tail, warp.slice == 0 ? warp.claim_word() : v_index));
         warp.send(1, 2,
                   make_float4((float)warp_sum((double)(distance[0] + distance[1])) * exp2_of(-of.error), 0, 0, 0));
         if (IS_BACKWARD)
             forget(x);
+        ahead.find(k, warp.next, scales[0]);
         warp.receive();
 
         const float4 *got = warp.received(0), *more = warp.received(1);
-        const auto read = [&](int s) {
-            const softmax_state one = {got[s].x, got[s].y, got[s].z};
-            return one;
-        };
         const int next_claim = __float_as_int(got[0].w);
-        const merged_softmax all(warp, k2, read);
+        const merged_softmax all(warp, k2, got);
         const float others = all.others(), inverse = __frcp_rn(1 + others);
-        const auto entropy_of = [&](double log_sum) {
-            return log_sum +
-                   merged_distance(warp, k2, all.m, all.inverse(inverse), read, [&](int s) { return more[s].x; });
+        const auto mean_distance = [&] {
+            return merged_distance(warp, k2, all.m, all.inverse(inverse), got, [&](int s) { return more[s].x; });
         };
         const double no_number = all.has_no_mass() && k.finite ? 0 : not_a_number();
         if (IS_BACKWARD) {
@@ -108,7 +148,7 @@ template <class T, bool IS_BACKWARD> __device__ __forceinline__ void cluster_tok
                 float entropy = 0, log_sum = 0;
                 if (bonus != 0) {
                     log_sum = log1pf(others);
-                    entropy = (float)entropy_of((double)log_sum);
+                    entropy = (float)((double)log_sum + mean_distance());
                 }
                 /* P (everywhere - bonus (log P + H)), where log P = LN_2 (v k - r) + rest */
                 const float rest_of_log = ((of.m - all.m) * k2 - of.error) * LN_2 - log_sum;
@@ -132,25 +172,11 @@ template <class T, bool IS_BACKWARD> __device__ __forceinline__ void cluster_tok
                     },
                     facts.of_log_prob != 0 ? here : -1, at_index);
             }
-        } else if (warp.slice == 0) {
-            const double log_sum = log1p(all.exact_others()), none = facts.takes_part ? no_number : 0;
-            const bool has_numbers = facts.takes_part && !all.has_no_mass();
-            const double entropy = k.entropy.data && has_numbers ? entropy_of(log_sum) : none;
+        } else if (warp.has_results()) {
+            token_record record = {warp.row, all.m, v_index, all.exact_others(), k.entropy.data ? mean_distance() : 0};
             if (here < 0 && facts.index >= 0 && facts.index < k.columns)
-                v_index = got[facts.index / slice_of<T>::COLUMNS].w;
-            const double log_prob =
-                ((double)__fmul_rn(v_index, over_temperature) - (double)__fmul_rn(all.m, over_temperature)) - log_sum;
-            if (warp.lane == 0) {
-                const bool is_ignored = !facts.takes_part || facts.index == k.ignore_index;
-                store_number(k.log_prob, k.rows, warp.row,
-                             is_ignored         ? 0
-                             : facts.is_outside ? not_a_number()
-                             : has_numbers      ? log_prob
-                                                : none);
-                store_number(k.entropy, k.rows, warp.row, entropy);
-                store_number(k.lse, k.rows, warp.row,
-                             facts.takes_part ? all.lse(__fmul_rn(all.m, over_temperature), log_sum) : 0);
-            }
+                record.v_index = got[facts.index / slice_of<T>::COLUMNS].w;
+            ledger.add(rows_kept, warp.lane, record);
         }
         warp.step(next_claim);
     }
@@ -160,12 +186,12 @@ template <class T, bool IS_BACKWARD> __device__ __forceinline__ void cluster_tok
 }
 
 #define ONEP_LOGITS_CLUSTER_TOKEN(name, T)                                                                             \
-    extern "C" __global__ void __launch_bounds__(ONEP_LOGITS_MAX_WARPS * 32, 2)                                        \
+    extern "C" __global__ void __launch_bounds__(ONEP_LOGITS_MAX_WARPS * 32, ONEP_LOGITS_CLUSTER_BLOCKS)               \
         onep_logits_token_cluster_##name(const __grid_constant__ onep_logits_token_args k)                             \
     {                                                                                                                  \
         cluster_token<T, false>(k);                                                                                    \
     }                                                                                                                  \
-    extern "C" __global__ void __launch_bounds__(ONEP_LOGITS_MAX_WARPS * 32, 2)                                        \
+    extern "C" __global__ void __launch_bounds__(ONEP_LOGITS_MAX_WARPS * 32, ONEP_LOGITS_CLUSTER_BLOCKS)               \
         onep_logits_token_cluster_backward_##name(const __grid_constant__ onep_logits_token_args k)                    \
     {                                                                                                                  \
         cluster_token<T, true>(k);                                                                                     \

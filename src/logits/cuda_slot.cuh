@@ -128,7 +128,11 @@ struct known_softmax {
 
     __device__ __forceinline__ void find(float largest_v, float most, double tail, double ties)
     {
-        others = largest_v == minus_infinity(0.0f) ? 0 : tail + (ties - 1);
+        find(largest_v, most, tail + (ties - 1));
+    }
+    __device__ __forceinline__ void find(float largest_v, float most, double all_others)
+    {
+        others = largest_v == minus_infinity(0.0f) ? 0 : all_others;
         if (!(largest_v < -minus_infinity(0.0f)))
             others = not_a_number();
         one_over_sum = 1 / (1 + others);
