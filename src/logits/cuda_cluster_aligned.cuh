@@ -128,6 +128,18 @@ template <class T, int OPERANDS, int PLANES> struct aligned_warp : cluster_rows<
         for (int i = lane; i < vectors; i += 32)
             to[i] = all;
     }
+    /* f(column, v, w) for columns of this lane, one after the other, the next one's w on its way. */
+    template <class F> __device__ __forceinline__ void for_columns(const T *v, const T *w, const F &f) const
+    {
+        const int count = vectors * LANES;
+        T ahead = w[min(lane, count - 1)];
+#pragma unroll 1
+        for (int i = lane; i < count; i += 32) {
+            const T here = ahead;
+            ahead = w[min(i + 32, count - 1)];
+            f(i, widen(v[i]), widen(here));
+        }
+    }
     __device__ __forceinline__ void step(int next_claim)
     {
         turn = (turn + 1) & 3;
@@ -495,19 +507,8 @@ template <class T, mixed_kind KIND> __device__ __forceinline__ void aligned_mixe
             const T *v = reinterpret_cast<const T *>(x - warp.lane);
             const T *w = reinterpret_cast<const T *>(warp.slice_at(k.targets, warp.row));
             T *to = reinterpret_cast<T *>(warp.slice_at(k.grad_predictions, warp.row));
-            /* f(column, v, w) for columns of this lane, the next one's w on its way. */
-            const auto for_columns = [&](const auto &f) {
-                const int count = warp.vectors * LANES;
-                T ahead = w[min(warp.lane, count - 1)];
-#pragma unroll 1
-                for (int i = warp.lane; i < count; i += 32) {
-                    const T here = ahead;
-                    ahead = w[min(i + 32, count - 1)];
-                    f(i, widen(v[i]), widen(here));
-                }
-            };
             of_row[0] = of_row[1] = of_row[2] = 0;
-            for_columns([&](int, float one_v, float one_w) {
+            warp.for_columns(v, w, [&](int, float one_v, float one_w) {
                 const column_terms<float> one = exact.terms(one_v, one_w);
                 of_row[0] += (double)one.value;
                 of_row[1] += (double)one.s_phi;
@@ -515,7 +516,7 @@ template <class T, mixed_kind KIND> __device__ __forceinline__ void aligned_mixe
             });
             exchange_sums(warp, of_row, false);
             if (warp.wants(k.grad_predictions))
-                for_columns([&](int i, float one_v, float one_w) {
+                warp.for_columns(v, w, [&](int i, float one_v, float one_w) {
                     float dx, dy;
                     exact.slopes(one_v, one_w, of_row, dx, dy);
                     narrow(to[i], dx * to_s);

@@ -14,6 +14,6 @@ ONEP_LOGITS_CLUSTER_ALIGNED(bf16, bf16)
  * per multiprocessor or sums made again. Where it is more, it is in copies of the loop for lanes that part, and none do.
  * onep_logits_variation_cluster_aligned_bf16: spills up to 160 bytes
  * onep_logits_js_cluster_aligned_bf16: spills up to 160 bytes
- * onep_logits_mixture_cluster_aligned_bf16: spills up to 240 bytes
+ * onep_logits_mixture_cluster_aligned_bf16: spills up to 256 bytes
  * onep_logits_kl_cluster_bf16: spills up to 64 bytes
  */
