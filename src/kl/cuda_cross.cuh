@@ -23,42 +23,48 @@ __device__ __forceinline__ void cross_place(const onep_kl_rows_args &a, long lon
     column = (long long)(rest / (unsigned)height) * ONEP_CUDA_CROSS;
 }
 
-/* One tile; returns the thread's sum. Of the outputs only those in MOST are made. */
-template <class T, int FORM, int MOST>
+/* A column of a tile begins one bank after the one before it. */
+template <class T> struct cross_room {
+    enum { stride = ONEP_CUDA_CROSS + (sizeof(T) < 4 ? 4 / sizeof(T) : 1) };
+    T at[ONEP_CUDA_CROSS][stride];
+};
+
+/* One tile; returns the thread's sum. Of the outputs only those in MOST are made. WHOLE: it lies within the tensors. */
+template <class T, int FORM, int MOST, bool WHOLE>
 __device__ __forceinline__ double cross_tile(const onep_kl_rows_args &a, long long first_row, long long first_column,
-                                             typename element<T>::real grad_scale,
-                                             T (*room)[ONEP_CUDA_CROSS + 4 / sizeof(T) + (sizeof(T) > 4)])
+                                             typename element<T>::real grad_scale, cross_room<T> &room)
 {
     typedef typename element<T>::real R;
     const int side = ONEP_CUDA_CROSS;
     const int step = ONEP_CUDA_CROSS_THREADS / side; /* rows or columns that are taken at once */
     const int steps = side / step;
-    const int ahead = sizeof(T) > 4           ? 2
-                      : MOST == ONEP_CUDA_SUM ? 8
-                                              : 4; /* predictions loaded before the first is used */
+    const int ahead = sizeof(T) > 4 ? 4 : 8; /* elements loaded before the first is used */
     const int outputs = a.common.outputs & MOST;
     const R d_target_at_zero = a.common.finite ? (R)0 : (R)ONEP_KL_NAN;
     const int along = threadIdx.x % side;
     const int other = threadIdx.x / side;
-    const int rows = a.rows - first_row < side ? (int)(a.rows - first_row) : side;
-    const int columns = a.columns - first_column < side ? (int)(a.columns - first_column) : side;
-    const char *targets =
-        a.targets.data + (first_row + along) * (long long)sizeof(T) + (first_column + other) * a.targets.col_stride;
-    const char *predictions = a.predictions.data + (first_row + other) * a.predictions.row_stride[0] +
-                              (first_column + along) * (long long)sizeof(T);
-    const int most = sizeof(T) > 4 ? 8 : steps; /* targets loaded before the first is stored */
+    const int rows = WHOLE || a.rows - first_row > side ? side : (int)(a.rows - first_row);
+    const int columns = WHOLE || a.columns - first_column > side ? side : (int)(a.columns - first_column);
+    {
+        const char *at =
+            a.targets.data + (first_column + other) * a.targets.col_stride + (first_row + along) * (long long)sizeof(T);
 #pragma unroll
-    for (int first = 0; first < steps; first += most) {
-        T t[most];
+        for (int first = 0; first < steps; first += ahead) {
+            T t[ahead];
 #pragma unroll
-        for (int i = 0; i < most; i++)
-            if (along < rows && other + (first + i) * step < columns)
-                t[i] = *reinterpret_cast<const T *>(targets + (first + i) * step * a.targets.col_stride);
+            for (int i = 0; i < ahead; i++, at += step * a.targets.col_stride)
+                if (WHOLE || (along < rows && other + (first + i) * step < columns))
+                    t[i] = *reinterpret_cast<const T *>(at);
 #pragma unroll
-        for (int i = 0; i < most; i++)
-            if (along < rows && other + (first + i) * step < columns)
-                room[other + (first + i) * step][along] = t[i];
+            for (int i = 0; i < ahead; i++)
+                if (WHOLE || (along < rows && other + (first + i) * step < columns))
+                    room.at[other + (first + i) * step][along] = t[i];
+        }
     }
+    const long long row = first_row + other;
+    const long long offset = (first_column + along) * (long long)sizeof(T);
+    const char *from = a.predictions.data + row * a.predictions.row_stride[0] + offset;
+    char *to = a.grad_predictions.data + row * a.grad_predictions.row_stride[0] + offset;
     kl_sums<R> sums;
     sums.clear();
     unsigned left = 0; /* elements that are not ordinary */
@@ -66,17 +72,17 @@ __device__ __forceinline__ double cross_tile(const onep_kl_rows_args &a, long lo
     for (int first = 0; first < steps; first += ahead) {
         T p[ahead];
 #pragma unroll
-        for (int i = 0; i < ahead; i++)
-            if (along < columns && other + (first + i) * step < rows)
-                p[i] = *reinterpret_cast<const T *>(predictions + (first + i) * step * a.predictions.row_stride[0]);
+        for (int i = 0; i < ahead; i++, from += step * a.predictions.row_stride[0])
+            if (WHOLE || (along < columns && other + (first + i) * step < rows))
+                p[i] = *reinterpret_cast<const T *>(from);
         if (first == 0)
             __syncthreads(); /* all targets come before the first use */
 #pragma unroll
-        for (int i = 0; i < ahead; i++) {
+        for (int i = 0; i < ahead; i++, to += step * a.grad_predictions.row_stride[0]) {
             const int r = other + (first + i) * step;
-            if (along >= columns || r >= rows)
+            if (!WHOLE && (along >= columns || r >= rows))
                 continue;
-            kl_terms<R> terms = terms_of<FORM, true, false, R>(widen(p[i]), widen(room[along][r]), d_target_at_zero);
+            kl_terms<R> terms = terms_of<FORM, true, false, R>(widen(p[i]), widen(room.at[along][r]), d_target_at_zero);
             if (!terms.ordinary) {
                 left |= 1u << (first + i);
                 continue;
@@ -85,28 +91,25 @@ __device__ __forceinline__ double cross_tile(const onep_kl_rows_args &a, long lo
             sums.rest += terms.rest;
             sums.binades += terms.binades;
             if (outputs & ONEP_CUDA_GRAD_PREDICTIONS)
-                narrow(reinterpret_cast<T *>(a.grad_predictions.data +
-                                             (first_row + r) * a.grad_predictions.row_stride[0])[first_column + along],
-                       terms.d_prediction * grad_scale);
+                narrow(*reinterpret_cast<T *>(to), terms.d_prediction * grad_scale);
             if (outputs & ONEP_CUDA_GRAD_TARGETS) /* in the target's place, which no other thread needs */
-                narrow(room[along][r], terms.d_target * grad_scale);
+                narrow(room.at[along][r], terms.d_target * grad_scale);
         }
     }
 #pragma unroll 1
     for (int r = other; left != 0; left >>= 1, r += step) {
         if (!(left & 1))
             continue;
-        const R p =
-            widen(*reinterpret_cast<const T *>(a.predictions.data + (first_row + r) * a.predictions.row_stride[0] +
-                                               (first_column + along) * (long long)sizeof(T)));
-        onep_kl_element e = by_definition<FORM, R>(p, widen(room[along][r]), a.common.finite);
+        const R p = widen(
+            *reinterpret_cast<const T *>(a.predictions.data + (first_row + r) * a.predictions.row_stride[0] + offset));
+        onep_kl_element e = by_definition<FORM, R>(p, widen(room.at[along][r]), a.common.finite);
         sums.special += (double)(R)e.value;
         if (outputs & ONEP_CUDA_GRAD_PREDICTIONS)
-            narrow(reinterpret_cast<T *>(a.grad_predictions.data +
-                                         (first_row + r) * a.grad_predictions.row_stride[0])[first_column + along],
+            narrow(*reinterpret_cast<T *>(a.grad_predictions.data + (first_row + r) * a.grad_predictions.row_stride[0] +
+                                          offset),
                    (R)(e.d_prediction * (double)grad_scale));
         if (outputs & ONEP_CUDA_GRAD_TARGETS)
-            narrow(room[along][r], (R)(e.d_target * (double)grad_scale));
+            narrow(room.at[along][r], (R)(e.d_target * (double)grad_scale));
     }
     __syncthreads(); /* before the next tile's targets, or other threads' gradients, are in the room */
     if (outputs & ONEP_CUDA_GRAD_TARGETS) {
@@ -115,7 +118,7 @@ __device__ __forceinline__ double cross_tile(const onep_kl_rows_args &a, long lo
             if (along < rows)
                 reinterpret_cast<T *>(a.grad_targets.data +
                                       (first_column + c) * a.grad_targets.col_stride)[first_row + along] =
-                    room[c][along];
+                    room.at[c][along];
         __syncthreads();
     }
     return sums.total();
@@ -124,8 +127,7 @@ __device__ __forceinline__ double cross_tile(const onep_kl_rows_args &a, long lo
 template <class T, int FORM, int MOST> __device__ __forceinline__ void kl_cross(const onep_kl_rows_args &a)
 {
     typedef typename element<T>::real R;
-    /* A column of the tile begins one bank after the one before it. */
-    __shared__ T room[ONEP_CUDA_CROSS][ONEP_CUDA_CROSS + 4 / sizeof(T) + (sizeof(T) > 4)];
+    __shared__ cross_room<T> room;
     __shared__ double sums[ONEP_CUDA_CROSS_THREADS / 32];
     if (already_made(a.common))
         return; /* no block gets further */
@@ -136,7 +138,10 @@ template <class T, int FORM, int MOST> __device__ __forceinline__ void kl_cross(
         for (long long strip = tile; strip < a.strips; strip += a.tiles) {
             long long row, column;
             cross_place(a, strip, row, column);
-            sum += cross_tile<T, FORM, MOST>(a, row, column, grad_scale, room);
+            if (row + ONEP_CUDA_CROSS <= a.rows && column + ONEP_CUDA_CROSS <= a.columns)
+                sum += cross_tile<T, FORM, MOST, true>(a, row, column, grad_scale, room);
+            else
+                sum += cross_tile<T, FORM, MOST, false>(a, row, column, grad_scale, room);
         }
         if (!one_value)
             continue;
@@ -159,9 +164,9 @@ template <class T, int FORM, int MOST> __device__ __forceinline__ void kl_cross(
     {                                                                                                                  \
         kl_cross<T, form, most>(a);                                                                                    \
     }
-#define ONEP_KL_CROSS(T, form, sum_blocks)                                                                             \
+#define ONEP_KL_CROSS(T, form, sum_blocks, grad_blocks)                                                                \
     ONEP_KL_CROSS_KERNEL(T, form, sum, ONEP_CUDA_SUM, sum_blocks)                                                      \
-    ONEP_KL_CROSS_KERNEL(T, form, grad, ONEP_CUDA_SUM | ONEP_CUDA_GRAD_PREDICTIONS, 2)                                 \
+    ONEP_KL_CROSS_KERNEL(T, form, grad, ONEP_CUDA_SUM | ONEP_CUDA_GRAD_PREDICTIONS, grad_blocks)                       \
     ONEP_KL_CROSS_KERNEL(T, form, any, ONEP_CUDA_SUM | ONEP_CUDA_GRAD_PREDICTIONS | ONEP_CUDA_GRAD_TARGETS, 2)
 
 #endif

@@ -40,7 +40,7 @@ __device__ __forceinline__ unsigned flat_packs(const kl_line<T> &line, long long
     const int steps = ONEP_CUDA_CHUNK(sizeof(T)) / stride;
     /* Packs loaded before the first is used: all of them, but eight elements with their gradients fill the registers.
      */
-    const int ahead = lanes == 8 && OUTPUTS != ONEP_CUDA_SUM ? 2 : steps;
+    const int ahead = (lanes == 8 && OUTPUTS != ONEP_CUDA_SUM) || lanes == 2 ? 2 : steps;
     unsigned left = 0;
     if (FULL) {
 #pragma unroll 1
@@ -55,7 +55,7 @@ __device__ __forceinline__ unsigned flat_packs(const kl_line<T> &line, long long
                 t[i] = load_pack(line.targets + at + (first + i) * stride);
 #pragma unroll
             for (int i = 0; i < ahead; i++)
-                if (!line_pack<T, FORM, OUTPUTS, false, false>(line, p[i], t[i], at + (first + i) * stride, 0, count,
+                if (!line_pack<T, FORM, OUTPUTS, false, false>(line, p[i], t[i], at + (first + i) * stride, 0, lanes,
                                                                true, sums))
                     left |= 1u << (first + i);
         }
@@ -66,7 +66,7 @@ __device__ __forceinline__ unsigned flat_packs(const kl_line<T> &line, long long
             if (here + lanes > count)
                 left |= here < count ? 1u << i : 0;
             else if (!line_pack<T, FORM, OUTPUTS, false, false>(line, load_pack(line.predictions + here),
-                                                                load_pack(line.targets + here), here, 0, count, true,
+                                                                load_pack(line.targets + here), here, 0, lanes, true,
                                                                 sums))
                 left |= 1u << i;
         }

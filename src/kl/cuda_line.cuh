@@ -155,11 +155,11 @@ template <class T> __device__ __forceinline__ pack<T> cut_pack(const uint4 &low,
 /*
  * One pack of each input, from element `at` on. Adds to the sums and stores what is asked for, unless some element is
  * not ordinary: then it does neither and returns false. OUTPUTS is known at compile time, or 0: as the line says. SOME:
- * only the elements in [begin, end) are asked for; the others have values and differences of 0.
+ * only its elements [from, to) are asked for; the others have values and differences of 0.
  */
 template <class T, int FORM, int OUTPUTS, bool ZEROS, bool SOME>
 __device__ __forceinline__ bool line_pack(const kl_line<T> &line, const pack<T> &predictions, const pack<T> &targets,
-                                          long long at, long long begin, long long end, bool aligned,
+                                          long long at, int from, int to, bool aligned,
                                           kl_sums<typename element<T>::real> &sums)
 {
     typedef typename element<T>::real R;
@@ -182,7 +182,7 @@ __device__ __forceinline__ bool line_pack(const kl_line<T> &line, const pack<T> 
     unpack(targets, t);
 #pragma unroll
     for (int i = 0; i < lanes; i++) {
-        const bool asked = !SOME || (at + i >= begin && at + i < end);
+        const bool asked = !SOME || (i >= from && i < to);
         kl_terms<R> terms = terms_of<FORM, ZEROS, tested_together<T>::value != 0, R>(p[i], t[i], d_target_at_zero);
         if (!together)
             ordinary &= terms.ordinary;
@@ -208,13 +208,13 @@ __device__ __forceinline__ bool line_pack(const kl_line<T> &line, const pack<T> 
     if (!together && (outputs & ONEP_CUDA_VALUE)) {
 #pragma unroll
         for (int i = 0; i < lanes; i++)
-            if (!SOME || (at + i >= begin && at + i < end))
+            if (!SOME || (i >= from && i < to))
                 line.value[at + i] = value[i];
     }
-    if (SOME && (at < begin || at + lanes > end)) {
+    if (SOME && to - from < lanes) {
 #pragma unroll
         for (int i = 0; i < lanes; i++) {
-            if (at + i < begin || at + i >= end)
+            if (i < from || i >= to)
                 continue;
             if (outputs & ONEP_CUDA_GRAD_PREDICTIONS)
                 line.grad_predictions[at + i] = grad_predictions.at[i];
@@ -249,18 +249,15 @@ __device__ __forceinline__ void line_element(const kl_line<T> &line, int outputs
         narrow(line.grad_targets[at], (R)(e.d_target * scale));
 }
 
-/* A pack of the elements in [begin, end); in the place of the others 1, or 0 for its logarithm. */
-template <class T>
-__device__ __forceinline__ pack<T> load_some(const T *from, long long at, long long begin, long long end,
-                                             bool logarithms)
+/* A pack of the elements [from, to) of those from `at` on; in the place of the others 1, or 0 for its logarithm. */
+template <class T> __device__ __forceinline__ pack<T> load_some(const T *at, int from, int to, bool logarithms)
 {
     pack<T> p;
 #pragma unroll
     for (int i = 0; i < element<T>::lanes; i++) {
-        if (at + i >= begin && at + i < end)
-            p.at[i] = from[at + i];
-        else
-            narrow(p.at[i], (typename element<T>::real)(logarithms ? 0 : 1));
+        narrow(p.at[i], (typename element<T>::real)(logarithms ? 0 : 1));
+        if (i >= from && i < to)
+            p.at[i] = at[i];
     }
     return p;
 }
@@ -276,20 +273,22 @@ __device__ __forceinline__ void line_left(const kl_line<T> &line, long long at, 
 {
     const int lanes = element<T>::lanes;
     const int outputs = OUTPUTS ? OUTPUTS : line.outputs;
+    const int from = at < begin ? (int)(begin - at) : 0;
+    const int to = end - at < lanes ? (int)(end - at) : lanes;
     pack<T> p;
     pack<T> t;
-    if (aligned && at >= begin && at + lanes <= end) {
+    if (aligned && to - from == lanes) {
         p = load_pack(line.predictions + at);
         t = load_pack(line.targets + at);
     } else {
-        p = load_some(line.predictions, at, begin, end, (FORM & 1) != 0);
-        t = load_some(line.targets, at, begin, end, (FORM & 2) != 0);
+        p = load_some(line.predictions + at, from, to, (FORM & 1) != 0);
+        t = load_some(line.targets + at, from, to, (FORM & 2) != 0);
     }
-    if (line_pack<T, FORM, OUTPUTS, true, true>(line, p, t, at, begin, end, aligned, sums))
+    if (line_pack<T, FORM, OUTPUTS, true, true>(line, p, t, at, from, to, aligned, sums))
         return;
 #pragma unroll 1
-    for (long long one = at < begin ? begin : at; one < at + lanes && one < end; one++)
-        line_element<T, FORM>(line, outputs, one, sums);
+    for (int i = from; i < to; i++)
+        line_element<T, FORM>(line, outputs, at + i, sums);
 }
 
 #endif

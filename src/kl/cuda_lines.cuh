@@ -52,7 +52,7 @@ __device__ __forceinline__ double line_aligned(const kl_line<T> &line, int end, 
                 t[i] = load_pack(line.targets + first + 32 * lanes * i);
 #pragma unroll
             for (int i = 0; i < ahead; i++)
-                if (!line_pack<T, FORM, OUTPUTS, false, false>(line, p[i], t[i], first + 32 * lanes * i, 0, end, true,
+                if (!line_pack<T, FORM, OUTPUTS, false, false>(line, p[i], t[i], first + 32 * lanes * i, 0, lanes, true,
                                                                sums))
                     left |= 1u << i;
         } else if (end >= lanes) { /* packs that are not whole are read as the last one that is, and left */
@@ -70,7 +70,7 @@ __device__ __forceinline__ double line_aligned(const kl_line<T> &line, int end, 
                 const int c = first + 32 * lanes * i;
                 if (c > last)
                     left |= c < end ? 1u << i : 0;
-                else if (!line_pack<T, FORM, OUTPUTS, false, false>(line, p[i], t[i], c, 0, end, true, sums))
+                else if (!line_pack<T, FORM, OUTPUTS, false, false>(line, p[i], t[i], c, 0, lanes, true, sums))
                     left |= 1u << i;
             }
         } else {
@@ -86,14 +86,14 @@ __device__ __forceinline__ double line_aligned(const kl_line<T> &line, int end, 
 }
 
 /*
- * The pack `shift` bytes after an aligned address, the 16 bytes there being known. What lies after them was asked for
- * by the neighbouring thread: it comes from the first-level cache, and needs no register while memory is waited for.
+ * The pack `shift` bytes after an aligned address, the 16 bytes there being known. What lies after them, `next` bytes
+ * on, was asked for by the neighbouring thread: it comes from the first-level cache, and needs no register while memory
+ * is waited for. Without a shift `next` is 0, and no branch keeps loads from being moved up.
  */
-template <class T> __device__ __forceinline__ pack<T> rest_of_pack(const uint4 &low, const T *at, unsigned shift)
+template <class T>
+__device__ __forceinline__ pack<T> rest_of_pack(const uint4 &low, const T *at, unsigned next, unsigned shift)
 {
-    uint4 high = low;
-    if (shift != 0)
-        high = reinterpret_cast<const uint4 *>(at)[1];
+    const uint4 high = *reinterpret_cast<const uint4 *>(reinterpret_cast<const char *>(at) + next);
     return cut_pack<T>(low, high, shift);
 }
 
@@ -108,12 +108,16 @@ __device__ __forceinline__ double line_misaligned(const kl_line<T> &line, int be
     typedef typename element<T>::real R;
     const int lanes = element<T>::lanes;
     const int ahead = lanes == 4 && OUTPUTS ? 4 : OUTPUTS || lanes == 4 ? 2 : 1; /* as above */
-    const unsigned p_shift = (unsigned)(reinterpret_cast<unsigned long long>(line.predictions) % 16);
+    /* Without a gradient packs begin where the predictions are aligned: see line_head. */
+    const unsigned p_shift =
+        OUTPUTS == ONEP_CUDA_SUM ? 0 : (unsigned)(reinterpret_cast<unsigned long long>(line.predictions) % 16);
     const unsigned t_shift = (unsigned)(reinterpret_cast<unsigned long long>(line.targets) % 16);
+    const unsigned p_next = p_shift ? 16 : 0;
+    const unsigned t_next = t_shift ? 16 : 0;
     const T *predictions = line.predictions - p_shift / sizeof(T);
     const T *targets = line.targets - t_shift / sizeof(T);
     /* The packs in [first_whole, last_whole] are whole, and their windows lie within the row. */
-    const int before = (int)((p_shift > t_shift ? p_shift : t_shift) / sizeof(T));
+    const int before = (int)((p_shift < t_shift ? t_shift : p_shift) / sizeof(T));
     const int p_after = p_shift ? 2 * lanes - (int)(p_shift / sizeof(T)) : lanes;
     const int t_after = t_shift ? 2 * lanes - (int)(t_shift / sizeof(T)) : lanes;
     const int after = p_after > t_after ? p_after : t_after;
@@ -135,9 +139,9 @@ __device__ __forceinline__ double line_misaligned(const kl_line<T> &line, int be
 #pragma unroll
             for (int i = 0; i < ahead; i++) {
                 const int c = first + 32 * lanes * i;
-                if (!line_pack<T, FORM, OUTPUTS, false, false>(line, rest_of_pack(p[i], predictions + c, p_shift),
-                                                               rest_of_pack(t[i], targets + c, t_shift), c, 0, end,
-                                                               false, sums))
+                if (!line_pack<T, FORM, OUTPUTS, false, false>(
+                        line, rest_of_pack(p[i], predictions + c, p_next, p_shift),
+                        rest_of_pack(t[i], targets + c, t_next, t_shift), c, 0, lanes, false, sums))
                     left |= 1u << i;
             }
         } else {
@@ -148,9 +152,10 @@ __device__ __forceinline__ double line_misaligned(const kl_line<T> &line, int be
                     left |= c < end ? 1u << i : 0;
                 else if (!line_pack<T, FORM, OUTPUTS, false, false>(
                              line,
-                             rest_of_pack(*reinterpret_cast<const uint4 *>(predictions + c), predictions + c, p_shift),
-                             rest_of_pack(*reinterpret_cast<const uint4 *>(targets + c), targets + c, t_shift), c, 0,
-                             end, false, sums))
+                             rest_of_pack(*reinterpret_cast<const uint4 *>(predictions + c), predictions + c, p_next,
+                                          p_shift),
+                             rest_of_pack(*reinterpret_cast<const uint4 *>(targets + c), targets + c, t_next, t_shift),
+                             c, 0, lanes, false, sums))
                     left |= 1u << i;
             }
         }

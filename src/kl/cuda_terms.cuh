@@ -188,9 +188,10 @@ template <> struct math<double> {
         r = fma(fma(-x, r, 1.0), r, r);
         return fma(fma(-x, r, 1.0), r, r);
     }
+    /* t/p, error little more than 1 ulp for ordinary p */
     static __device__ __forceinline__ double quotient(double t, double p)
     {
-        return t / p;
+        return t * reciprocal(p);
     }
     static __device__ __forceinline__ double multiply_add(double a, double b, double c)
     {
