@@ -49,13 +49,15 @@ class Call:
 
 
 class KlCall(Call):
-    """A divergence, and the gradient to the predictions if asked for. batchmean, strict."""
+    """A divergence, and the gradient to the predictions if asked for. "batchmean", or "rows", a value each; strict."""
 
-    def __init__(self, form, predictions, targets, gradient, value_type=None):
-        self.value = empty(predictions, (), value_type or computed(predictions))
+    def __init__(self, form, predictions, targets, gradient, value_type=None, reduction="batchmean", weights=None):
+        shape = predictions.shape[:-1] if reduction == "rows" else ()
+        self.value = empty(predictions, shape, value_type or computed(predictions))
         self.gradient = torch.empty_like(predictions) if gradient else None
-        super().__init__(library.KL[FORMS.index(form)], predictions, targets, None, None, None, None, self.value,
-                         self.gradient, None, _native.BATCHMEAN, _native.STRICT, 0.0)
+        super().__init__(library.KL[FORMS.index(form)], predictions, targets, weights, None, None, None,
+                         self.value, self.gradient, None, _native.ROWS if reduction == "rows" else _native.BATCHMEAN,
+                         _native.STRICT, 0.0)
 
     def __call__(self):
         library.call(*self.arguments)

@@ -79,6 +79,12 @@ def founding_inputs(form, rows, columns, dtype, shift=0):
     return both, predictions, targets
 
 
+def transposed_inputs(size, dtype):
+    """The same, square, the targets transposed where they lie."""
+    both, predictions, targets = founding_inputs("probs_probs", size, size, dtype)
+    return both, predictions, targets.t()
+
+
 def close_inputs(rows, columns, difference):
     """Predictions whose logits differ from the targets' by up to `difference`; the divergence is its square / 24."""
     torch.manual_seed(2)
@@ -95,9 +101,9 @@ def close_inputs(rows, columns, difference):
 
 # ---- exact answers ---------------------------------------------------------------------------------------------------
 
-def exact_value(form, predictions, targets):
-    """The divergence (batchmean) of the stored numbers, in float64; differences of close numbers are exact."""
-    total = 0.0
+def exact_rows(form, predictions, targets):
+    """The divergence of each row of the stored numbers, in float64; differences of close numbers are exact."""
+    values = torch.zeros(predictions.shape[0], dtype=torch.float64, device=predictions.device)
     rows = max(1, (16 << 20) // predictions.shape[1])
     width = 16 << 20  # of one long row
     for first in range(0, predictions.shape[0], rows):
@@ -106,18 +112,19 @@ def exact_value(form, predictions, targets):
             t = targets[first:first + rows, left:left + width].double()
             if form == "probs_probs":
                 ratio = torch.where((t > p / 2) & (t < 2 * p), torch.log1p((t - p) / p), torch.log(t / p))
-                total += (t * ratio).sum().item()
+                terms = t * ratio
             elif form == "log_probs_probs":
-                total += (t * (t.log() - p)).sum().item()
+                terms = t * (t.log() - p)
             elif form == "log_probs_log_probs":
-                total += (t.exp() * (t - p)).sum().item()
+                terms = t.exp() * (t - p)
             else:
-                total += (t.exp() * (t - p.log())).sum().item()
-    return total / predictions.shape[0]
+                terms = t.exp() * (t - p.log())
+            values[first:first + rows] += terms.sum(-1)
+    return values
 
 
-def gradient_error(form, predictions, targets, gradient):
-    """||g - exact|| / ||exact|| for the gradient to the predictions."""
+def gradient_error(form, predictions, targets, gradient, scale):
+    """||g - exact|| / ||exact|| for the gradient to the predictions; `scale` is a row's weight by the divisor."""
     off = size = 0.0
     rows = max(1, (16 << 20) // predictions.shape[1])
     width = 16 << 20
@@ -127,7 +134,7 @@ def gradient_error(form, predictions, targets, gradient):
             t = targets[cut].double()
             t = t.exp() if form.endswith("log_probs") and form != "log_probs_probs" else t
             exact = -t if form.startswith("log_probs") else -t / predictions[cut].double()
-            exact /= predictions.shape[0]
+            exact *= scale[first:first + rows, None]
             off += (gradient[cut].double() - exact).square().sum().item()
             size += exact.square().sum().item()
     return (off / size) ** 0.5
@@ -135,22 +142,26 @@ def gradient_error(form, predictions, targets, gradient):
 
 # ---- rivals ----------------------------------------------------------------------------------------------------------
 
-def torch_loss(form, cast):
+def torch_loss(form, cast, reduction="batchmean", weights=None):
     log_p = form.startswith("log_probs")
     log_t = form in ("probs_log_probs", "log_probs_log_probs")
 
     def loss(p, t):
         if cast:
             p, t = p.float(), t.float()
-        return F.kl_div(p if log_p else p.log(), t, reduction="batchmean", log_target=log_t)
+        x = p if log_p else p.log()
+        if reduction == "batchmean" and weights is None:
+            return F.kl_div(x, t, reduction="batchmean", log_target=log_t)
+        rows = F.kl_div(x, t, reduction="none", log_target=log_t).sum(-1)
+        return rows if weights is None else (rows * weights).sum() / len(rows)
     return loss
 
 
-def onepass_loss(form):
+def onepass_loss(form, reduction="batchmean", weights=None):
     """The same through onepass.torch."""
     function = onepass.torch.kl_div if form.startswith("log_probs") else onepass.torch.kl_div_probs
     log_t = form in ("probs_log_probs", "log_probs_log_probs")
-    return lambda p, t: function(p, t, reduction="batchmean", log_target=log_t)
+    return lambda p, t: function(p, t, reduction=reduction, log_target=log_t, row_weights=weights)
 
 
 class Rival:
@@ -165,7 +176,7 @@ class Rival:
             with torch.no_grad():
                 return self.loss(self.predictions, self.targets)
         value = self.loss(self.predictions, self.targets)
-        return value, torch.autograd.grad(value, self.predictions)[0]
+        return value, torch.autograd.grad(value, self.predictions, torch.ones_like(value))[0]
 
     def outcome(self):
         result = self()
@@ -226,28 +237,35 @@ class Bench:
                                     "%.1e" % rival["error"] if "error" in rival else rival.get("failed", "?"))
                       for key, rival in row["rivals"].items()), time.time() - begun), flush=True)
 
-    def row(self, name, form, inputs, backward, small=False):
+    def row(self, name, form, inputs, backward, small=False, reduction="batchmean", weights=None):
+        """`reduction` is "batchmean", or "rows": a value each, whose error is in the Frobenius norm."""
         if not self.wanted(name):
             return
         begun = time.time()
         both, predictions, targets = inputs
-        exact = exact_value(form, predictions, targets)
         half = predictions.dtype in (torch.bfloat16, torch.float16)
+        divisor = 1 if reduction == "rows" else predictions.shape[0]
+        scale = torch.ones(predictions.shape[0], dtype=torch.float64, device=predictions.device) / divisor
+        if weights is not None:
+            scale *= weights
+        exact = exact_rows(form, predictions, targets) * scale
+        if reduction != "rows":
+            exact = exact.sum()
 
         def error_of(value):
-            return abs(value.double().item() - exact) / abs(exact)
+            return ((value.double() - exact).norm() / exact.norm()).item()
 
-        ours = KlCall(form, predictions, targets, backward)
+        ours = KlCall(form, predictions, targets, backward, None, reduction, weights)
         row = {"id": name, "form": form, "shape": list(predictions.shape),
-               "dtype": str(predictions.dtype).replace("torch.", ""), "value": exact}
+               "dtype": str(predictions.dtype).replace("torch.", ""), "value": exact.mean().item()}
         row["error"] = error_of(ours())
-        wide = KlCall(form, predictions, targets, False, torch.float64)
+        wide = KlCall(form, predictions, targets, False, torch.float64, reduction, weights)
         row["error_before_rounding"] = error_of(wide())
         del wide
         row["workspace_bytes"] = ours.workspace_bytes
         row["extra_bytes"] = ours.workspace_bytes
         if backward:
-            row["grad_error"] = gradient_error(form, predictions, targets, ours.gradient)
+            row["grad_error"] = gradient_error(form, predictions, targets, ours.gradient, scale)
             row["extra_bytes"] += ours.gradient.numel() * ours.gradient.element_size()
         runs = {"ours": ours}
         if backward:
@@ -256,15 +274,15 @@ class Bench:
         else:
             runs["floor"] = plain_read(both)
 
-        through = Rival(onepass_loss(form), predictions, targets, backward)
+        through = Rival(onepass_loss(form, reduction, weights), predictions, targets, backward)
         through()
         row["pytorch"] = {"extra_bytes": peak_growth(through)}
         runs["pytorch"] = through
 
-        rivals = {"eager": Rival(torch_loss(form, False), predictions, targets, backward)}
+        rivals = {"eager": Rival(torch_loss(form, False, reduction, weights), predictions, targets, backward)}
         if self.arguments.compile:
             torch.compiler.reset()
-            compiled = torch.compile(torch_loss(form, half), dynamic=False)
+            compiled = torch.compile(torch_loss(form, half, reduction, weights), dynamic=False)
             rivals["compile"] = Rival(compiled, predictions, targets, backward)
         row["rivals"] = {}
         for rival_name, rival in list(rivals.items()):
@@ -273,7 +291,8 @@ class Bench:
                 value, gradient_made = rival.outcome()
                 row["rivals"][rival_name] = {"error": error_of(value.detach())}
                 if backward:
-                    row["rivals"][rival_name]["grad_error"] = gradient_error(form, predictions, targets, gradient_made)
+                    row["rivals"][rival_name]["grad_error"] = gradient_error(form, predictions, targets, gradient_made,
+                                                                               scale)
                 del value, gradient_made
                 row["rivals"][rival_name]["extra_bytes"] = peak_growth(rival)
                 runs[rival_name] = rival
@@ -288,11 +307,11 @@ class Bench:
         gc.collect()
         torch.cuda.empty_cache()
 
-    def both_ways(self, name, form, make, small=False, backward=True):
+    def both_ways(self, name, form, make, small=False, backward=True, **more):
         inputs = make()
-        self.row(name + "_forward", form, inputs, False, small)
+        self.row(name + "_forward", form, inputs, False, small, **more)
         if backward:
-            self.row(name + "_forward_backward", form, inputs, True, small)
+            self.row(name + "_forward_backward", form, inputs, True, small, **more)
         del inputs
         torch.cuda.empty_cache()
 
@@ -315,6 +334,14 @@ class Bench:
         self.both_ways("kl_1x300000000", "probs_probs",
                        founding("probs_probs", 1, 3000000 if self.arguments.quick else 300000000, f32))
         self.both_ways("kl_misaligned", "probs_probs", founding("probs_probs", n, n, f32, 1))
+        weights = torch.rand(n, device="cuda", dtype=f32) + 0.5
+        self.both_ways("kl_rows", "probs_probs", founding("probs_probs", n, n, f32), reduction="rows")
+        self.both_ways("kl_rows_weights", "probs_probs", founding("probs_probs", n, n, f32), weights=weights)
+        for rows, columns in ((1000000, 10), (65536, 1000)):
+            rows //= 16 if self.arguments.quick else 1
+            self.both_ways("kl_rows_%dx%d" % (rows, columns), "probs_probs",
+                           founding("probs_probs", rows, columns, f32), reduction="rows")
+        self.both_ways("kl_transposed", "probs_probs", lambda: transposed_inputs(n, f32))
         for name, difference in (("6e-3", 0.386), ("8e-5", 0.0435), ("8e-7", 0.0044)):
             inputs = close_inputs(n, n, difference)
             self.row("kl_small_" + name, "probs_probs", inputs, False)

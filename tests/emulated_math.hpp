@@ -27,6 +27,16 @@ static inline float __int_as_float(int x)
 {
     return same_bits_as<float>(x);
 }
+/* The high word of a product; the words of `high:low` shifted right, the low one. */
+static inline unsigned __umulhi(unsigned x, unsigned y)
+{
+    return (unsigned)((uint64_t)x * y >> 32);
+}
+static inline unsigned __funnelshift_r(unsigned low, unsigned high, unsigned shift)
+{
+    return (unsigned)(((uint64_t)high << 32 | low) >> (shift & 31));
+}
+
 static inline int __float_as_int(float x)
 {
     return same_bits_as<int>(x);

@@ -100,6 +100,54 @@ static void test_misaligned(test_random *random)
             }
 }
 
+/*
+ * What chooses among the kernels for rows: how wide and how many they are, whether addresses are multiples of 16,
+ * whether rows follow each other, and whether the targets are transposed.
+ */
+static void test_rows(test_random *random)
+{
+    static const struct {
+        int64_t rows, columns;
+        case_layout targets;
+    } cases[] = {
+        {1200, 1, CASE_COMPACT},   {700, 3, CASE_COMPACT},     {301, 10, CASE_COMPACT},    {40, 64, CASE_COMPACT},
+        {9, 127, CASE_COMPACT},    {17, 128, CASE_COMPACT},    {17, 128, CASE_PADDED},     {33, 21, CASE_FORTRAN},
+        {3, 1024, CASE_FORTRAN},   {9, 129, CASE_COMPACT},     {11, 256, CASE_COMPACT},    {6, 516, CASE_PADDED},
+        {5, 1000, CASE_COMPACT},   {4, 2052, CASE_COMPACT},    {2, 4096, CASE_COMPACT},    {3, 9001, CASE_COMPACT},
+        {2, 12288, CASE_COMPACT},  {1, 20011, CASE_COMPACT},   {64, 64, CASE_FORTRAN},     {32, 200, CASE_FORTRAN},
+        {65, 129, CASE_FORTRAN},   {150, 33, CASE_FORTRAN},    {1030, 32, CASE_FORTRAN},   {1100, 132, CASE_COMPACT},
+        {1025, 516, CASE_COMPACT}, {1024, 2060, CASE_COMPACT}, {33000, 129, CASE_COMPACT}, {90001, 100, CASE_COMPACT},
+    };
+    static const unsigned outputs[] = {
+        KL_BIT(KL_VALUE),
+        KL_BIT(KL_GRAD_PREDICTIONS),
+        KL_BIT(KL_VALUE) | KL_BIT(KL_GRAD_PREDICTIONS),
+        KL_BIT(KL_VALUE) | KL_BIT(KL_GRAD_PREDICTIONS) | KL_BIT(KL_GRAD_TARGETS),
+    };
+    static const int movable[] = {KL_PREDICTIONS, KL_TARGETS, KL_GRAD_PREDICTIONS, KL_GRAD_TARGETS};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        int64_t count = cases[i].rows * cases[i].columns;
+        if (test_quick() && count > 100000)
+            continue;
+        int kinds = count > 300000 ? 2 : test_quick() ? 8 : 64;
+        for (int k = 0; k < kinds; k++) {
+            kl_case c =
+                kl_case_plain((onep_kl_form)test_random_below(random, ONEP_KL_FORMS),
+                              (onep_type)test_random_below(random, ONEP_FLOAT_TYPES), cases[i].rows, cases[i].columns);
+            c.reduction = (onepass_reduction)test_random_below(random, REDUCTIONS - 1);
+            c.semantics = (onepass_semantics)test_random_below(random, 2);
+            c.data = (kl_data)test_random_below(random, KL_DATA_KINDS + 1);
+            c.present = outputs[test_random_below(random, 4)];
+            if (k % 2) /* half of them with any of upstream gradient, weights and mask */
+                c.present |= (unsigned)test_random_below(random, 8) << KL_WEIGHTS;
+            c.layout[KL_TARGETS] = c.layout[KL_GRAD_TARGETS] = cases[i].targets;
+            for (int m = 0; m < 4 && k % 4 >= 2; m++)
+                c.shift[movable[m]] = k % 8 >= 4 ? (size_t)test_random_below(random, 8) : (size_t)(1 + k % 7);
+            run(&c);
+        }
+    }
+}
+
 /* ---- gradients that may be there already ------------------------------------------------------------------------- */
 
 static void made_for_case(onep_type type, onep_kl_form form)
@@ -417,6 +465,7 @@ int main(void)
     test_combinations(&random);
     test_shapes(&random);
     test_misaligned(&random);
+    test_rows(&random);
     test_made_for();
     cuda_test_graphs();
     cuda_test_threads();

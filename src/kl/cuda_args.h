@@ -59,11 +59,13 @@ typedef struct onep_kl_rows_args {
     long long strip;  /* columns of a strip, the work of one warp */
     long long strips; /* of all rows */
     long long tiles;  /* groups of tile_strips consecutive strips, the work of one block */
-    long long tile_strips;
-    long long parts; /* strips of a row */
+    long long parts;  /* strips of a row */
     int rank;
-    int per_row; /* one value per row */
-    int aligned; /* lines only: every row of every operand begins at a multiple of 16 bytes */
+    int tile_strips;
+    int per_row;    /* one value per row */
+    int group;      /* narrow rows only: threads that add up a row */
+    unsigned magic; /* narrow rows only: 2^32 / columns, rounded up */
+    int by_block;   /* lines only: a strip is the work of a block, not of a warp */
     long long extent[ONEP_CUDA_MAX_RANK];
     onep_kl_strided predictions, targets, value, grad_predictions, grad_targets, upstream, weights, mask;
 } onep_kl_rows_args;
@@ -71,6 +73,15 @@ typedef struct onep_kl_rows_args {
 /* Threads of a block of the rows kernels. The rest bounds how much workspace partial sums take. */
 enum {
     ONEP_CUDA_ROWS_THREADS = 128,
+    ONEP_CUDA_LINES_THREADS = 128,
+    ONEP_CUDA_NARROW_THREADS = 128,
+    ONEP_CUDA_NARROW = 1024,      /* elements at a time, of whole rows */
+    ONEP_CUDA_NARROW_LINES = 128, /* columns that are narrow where rows lie one after the other */
+    ONEP_CUDA_WARP_STRIP = 2048,  /* columns that a warp may have to itself */
+    ONEP_CUDA_CROSS = 64,         /* side of a tile where two layouts meet */
+    ONEP_CUDA_CROSS_THREADS = 256,
+    ONEP_CUDA_MANY_ROWS = 1024,
+    ONEP_CUDA_MAX_STRIP = 1 << 28,
     ONEP_CUDA_MAX_TILES = 8192,
     ONEP_CUDA_STRIP = 1024,       /* columns of a strip, or more to have at most: */
     ONEP_CUDA_MAX_STRIPS = 65536, /* strips, where each has a partial sum of its own */

@@ -1,14 +1,14 @@
 /*
  * KL divergence over tensors whose elements lie one after the other: each input is read once with 16-byte loads, each
- * result written once; nothing else is stored but one double per chunk. The value alone runs on a persistent grid, and so
- * do gradients that may be there already; with other element-wise results each block does one chunk. Bytes moved per
+ * result written once; nothing else is stored but one double per chunk. The value alone runs on a persistent grid, and
+ * so do gradients that may be there already; with other element-wise results each block does one chunk. Bytes moved per
  * element: the two inputs and what is asked for.
  */
 #ifndef ONEP_KL_FLAT_CUH
 #define ONEP_KL_FLAT_CUH
 
-#include "kl/cuda_line.cuh"
 #include "cuda/reduce.cuh"
+#include "kl/cuda_line.cuh"
 
 template <class T> __device__ __forceinline__ kl_line<T> flat_line(const onep_kl_flat_args &a)
 {
@@ -31,15 +31,16 @@ template <class T> __device__ __forceinline__ kl_line<T> flat_line(const onep_kl
  * A thread's packs of the chunk that begins at its element `at`. FULL: the chunk lies within the tensor. Returns which
  * packs were left, as bits.
  */
-template <class T, int FORM, int OUTPUTS, bool ALIGNED, bool FULL>
+template <class T, int FORM, int OUTPUTS, bool FULL>
 __device__ __forceinline__ unsigned flat_packs(const kl_line<T> &line, long long at, long long count,
                                                kl_sums<typename element<T>::real> &sums)
 {
     const int lanes = element<T>::lanes;
     const int stride = ONEP_CUDA_THREADS * lanes;
     const int steps = ONEP_CUDA_CHUNK(sizeof(T)) / stride;
-    /* Packs loaded before the first is used: all of them, but eight elements with their gradients fill the registers. */
-    const int ahead = lanes == 8 && OUTPUTS != ONEP_CUDA_SUM ? 2 : steps;
+    /* Packs loaded before the first is used: all of them, but eight elements with their gradients fill the registers.
+     */
+    const int ahead = (lanes == 8 && OUTPUTS != ONEP_CUDA_SUM) || lanes == 2 ? 2 : steps;
     unsigned left = 0;
     if (FULL) {
 #pragma unroll 1
@@ -48,13 +49,14 @@ __device__ __forceinline__ unsigned flat_packs(const kl_line<T> &line, long long
             pack<T> t[ahead];
 #pragma unroll
             for (int i = 0; i < ahead; i++)
-                p[i] = load_elements(line.predictions + at + (first + i) * stride, ALIGNED);
+                p[i] = load_pack(line.predictions + at + (first + i) * stride);
 #pragma unroll
             for (int i = 0; i < ahead; i++)
-                t[i] = load_elements(line.targets + at + (first + i) * stride, ALIGNED);
+                t[i] = load_pack(line.targets + at + (first + i) * stride);
 #pragma unroll
             for (int i = 0; i < ahead; i++)
-                if (!line_pack<T, FORM, OUTPUTS, false>(line, p[i], t[i], at + (first + i) * stride, ALIGNED, sums))
+                if (!line_pack<T, FORM, OUTPUTS, false, false>(line, p[i], t[i], at + (first + i) * stride, 0, lanes,
+                                                               true, sums))
                     left |= 1u << (first + i);
         }
     } else {
@@ -63,16 +65,16 @@ __device__ __forceinline__ unsigned flat_packs(const kl_line<T> &line, long long
             long long here = at + i * stride;
             if (here + lanes > count)
                 left |= here < count ? 1u << i : 0;
-            else if (!line_pack<T, FORM, OUTPUTS, false>(line, load_elements(line.predictions + here, ALIGNED),
-                                                         load_elements(line.targets + here, ALIGNED), here, ALIGNED,
-                                                         sums))
+            else if (!line_pack<T, FORM, OUTPUTS, false, false>(line, load_pack(line.predictions + here),
+                                                                load_pack(line.targets + here), here, 0, lanes, true,
+                                                                sums))
                 left |= 1u << i;
         }
     }
     return left;
 }
 
-template <class T, int FORM, int OUTPUTS, bool ALIGNED> __device__ __forceinline__ void kl_flat(const onep_kl_flat_args &a)
+template <class T, int FORM, int OUTPUTS> __device__ __forceinline__ void kl_flat(const onep_kl_flat_args &a)
 {
     typedef typename element<T>::real R;
     const int lanes = element<T>::lanes;
@@ -89,13 +91,12 @@ template <class T, int FORM, int OUTPUTS, bool ALIGNED> __device__ __forceinline
         kl_sums<R> sums;
         sums.clear();
         long long at = c * chunk + threadIdx.x * lanes;
-        unsigned left = (c + 1) * chunk <= a.count
-                            ? flat_packs<T, FORM, OUTPUTS, ALIGNED, true>(line, at, a.count, sums)
-                            : flat_packs<T, FORM, OUTPUTS, ALIGNED, false>(line, at, a.count, sums);
+        unsigned left = (c + 1) * chunk <= a.count ? flat_packs<T, FORM, OUTPUTS, true>(line, at, a.count, sums)
+                                                   : flat_packs<T, FORM, OUTPUTS, false>(line, at, a.count, sums);
 #pragma unroll 1
         for (; left != 0; left >>= 1, at += ONEP_CUDA_THREADS * lanes)
             if (left & 1)
-                line_left<T, FORM, OUTPUTS>(line, at, a.count, ALIGNED, sums);
+                line_left<T, FORM, OUTPUTS>(line, at, 0, a.count, true, sums);
         if (outputs & ONEP_CUDA_SUM) {
             double sum = block_sum<ONEP_CUDA_THREADS>(sums.total(), room[turn]);
             if (threadIdx.x == 0 && a.chunks == 1) /* small tensors: no other block to wait for */
@@ -114,34 +115,29 @@ template <class T, int FORM, int OUTPUTS, bool ALIGNED> __device__ __forceinline
 
 /*
  * The kernels of one element type and form: the value, value and gradient to the predictions, that gradient alone,
- * anything, and anything at any address. The numbers are the blocks a multiprocessor must hold at once: two, unless
+ * and anything. The numbers are the blocks a multiprocessor must hold at once: two, unless
  * registers would spill.
  */
 #define ONEP_KL_FLAT(T, form, sum_blocks, grad_blocks)                                                                 \
     extern "C" __global__ void __launch_bounds__(ONEP_CUDA_THREADS, sum_blocks)                                        \
         onep_kl_flat_##T##_##form##_sum(const onep_kl_flat_args a)                                                     \
     {                                                                                                                  \
-        kl_flat<T, form, ONEP_CUDA_SUM, true>(a);                                                                      \
+        kl_flat<T, form, ONEP_CUDA_SUM>(a);                                                                            \
     }                                                                                                                  \
     extern "C" __global__ void __launch_bounds__(ONEP_CUDA_THREADS, grad_blocks)                                       \
         onep_kl_flat_##T##_##form##_grad(const onep_kl_flat_args a)                                                    \
     {                                                                                                                  \
-        kl_flat<T, form, ONEP_CUDA_SUM | ONEP_CUDA_GRAD_PREDICTIONS, true>(a);                                         \
+        kl_flat<T, form, ONEP_CUDA_SUM | ONEP_CUDA_GRAD_PREDICTIONS>(a);                                               \
     }                                                                                                                  \
     extern "C" __global__ void __launch_bounds__(ONEP_CUDA_THREADS, grad_blocks)                                       \
         onep_kl_flat_##T##_##form##_back(const onep_kl_flat_args a)                                                    \
     {                                                                                                                  \
-        kl_flat<T, form, ONEP_CUDA_GRAD_PREDICTIONS, true>(a);                                                         \
+        kl_flat<T, form, ONEP_CUDA_GRAD_PREDICTIONS>(a);                                                               \
     }                                                                                                                  \
     extern "C" __global__ void __launch_bounds__(ONEP_CUDA_THREADS, 1)                                                 \
         onep_kl_flat_##T##_##form##_any(const onep_kl_flat_args a)                                                     \
     {                                                                                                                  \
-        kl_flat<T, form, 0, true>(a);                                                                                  \
-    }                                                                                                                  \
-    extern "C" __global__ void __launch_bounds__(ONEP_CUDA_THREADS, 1)                                                 \
-        onep_kl_flat_##T##_##form##_loose(const onep_kl_flat_args a)                                                   \
-    {                                                                                                                  \
-        kl_flat<T, form, 0, false>(a);                                                                                 \
+        kl_flat<T, form, 0>(a);                                                                                        \
     }
 
 #endif

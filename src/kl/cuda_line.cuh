@@ -1,6 +1,6 @@
 /*
- * KL divergence along a line: elements of one type, one after the other, 16 bytes of each input at a time. Both kinds of
- * kernel are made of this; they differ in how lines are dealt out to threads and in what becomes of the sums.
+ * KL divergence along a line: elements of one type, one after the other, 16 bytes of each input at a time. Both kinds
+ * of kernel are made of this; they differ in how lines are dealt out to threads and in what becomes of the sums.
  */
 #ifndef ONEP_KL_LINE_CUH
 #define ONEP_KL_LINE_CUH
@@ -16,22 +16,22 @@ template <class T> struct kl_line {
     T *grad_predictions, *grad_targets;
     R value_scale, grad_scale;
     int outputs, finite;
-};
 
-template <class T> __device__ __forceinline__ pack<T> load_elements(const T *from, bool aligned)
-{
-    if (aligned)
-        return load_pack(from);
-    pack<T> p;
-#pragma unroll
-    for (int i = 0; i < element<T>::lanes; i++)
-        p.at[i] = from[i];
-    return p;
-}
+    __device__ __forceinline__ void move(long long elements)
+    {
+        predictions += elements;
+        targets += elements;
+        if (upstream)
+            upstream += elements;
+        value += elements;
+        grad_predictions += elements;
+        grad_targets += elements;
+    }
+};
 
 template <class T> __device__ __forceinline__ void store_elements(T *to, const pack<T> &p, bool aligned)
 {
-    if (aligned) {
+    if (aligned || reinterpret_cast<unsigned long long>(to) % 16 == 0) {
         store_pack(to, p);
         return;
     }
@@ -40,7 +40,8 @@ template <class T> __device__ __forceinline__ void store_elements(T *to, const p
         to[i] = p.at[i];
 }
 
-/* ---- are all elements of two packs ordinary probabilities? --------------------------------------------------------- */
+/* ---- are all elements of two packs ordinary probabilities? ---------------------------------------------------------
+ */
 
 /* Half types: the smallest and the largest of all, two elements an instruction, instead of a test of each. */
 template <class T> struct extremes;
@@ -90,8 +91,8 @@ template <class T> __device__ __forceinline__ bool halves_ordinary(const pack<T>
     typedef extremes<T> X;
     const uint4 x = *reinterpret_cast<const uint4 *>(&a);
     const uint4 y = *reinterpret_cast<const uint4 *>(&b);
-    unsigned least = X::least(X::least(X::least(x.x, x.y), X::least(x.z, x.w)),
-                              X::least(X::least(y.x, y.y), X::least(y.z, y.w)));
+    unsigned least =
+        X::least(X::least(X::least(x.x, x.y), X::least(x.z, x.w)), X::least(X::least(y.x, y.y), X::least(y.z, y.w)));
     unsigned most =
         X::most(X::most(X::most(x.x, x.y), X::most(x.z, x.w)), X::most(X::most(y.x, y.y), X::most(y.z, y.w)));
     return X::ordinary((unsigned short)(least & 0xffff), (unsigned short)(most & 0xffff)) &&
@@ -121,15 +122,45 @@ template <> struct tested_together<bf16> {
     }
 };
 
-/* ---- packs and elements ------------------------------------------------------------------------------------------------ */
+/* ---- 16 bytes at any address
+ * ------------------------------------------------------------------------------------------ */
+
+/* The 16 bytes from byte `shift` of two neighbouring packs on. `shift` is a multiple of the element's size. */
+template <class T> __device__ __forceinline__ pack<T> cut_pack(const uint4 &low, const uint4 &high, unsigned shift)
+{
+    const bool two = (shift & 8) != 0;
+    unsigned a[6] = {two ? low.z : low.x,  two ? low.w : low.y,   two ? high.x : low.z,
+                     two ? high.y : low.w, two ? high.z : high.x, two ? high.w : high.y};
+    if (sizeof(T) < 8) {
+        const bool one = (shift & 4) != 0;
+#pragma unroll
+        for (int i = 0; i < 5; i++)
+            a[i] = one ? a[i + 1] : a[i];
+    }
+    if (sizeof(T) < 4) {
+        const unsigned bits = (shift & 2) * 8;
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            a[i] = __funnelshift_r(a[i], a[i + 1], bits);
+    }
+    const uint4 words = make_uint4(a[0], a[1], a[2], a[3]);
+    pack<T> p;
+    *reinterpret_cast<uint4 *>(&p) = words;
+    return p;
+}
+
+/* ---- packs and elements
+ * ------------------------------------------------------------------------------------------------ */
 
 /*
  * One pack of each input, from element `at` on. Adds to the sums and stores what is asked for, unless some element is
- * not ordinary: then it does neither and returns false. OUTPUTS is known at compile time, or 0: as the line says.
+ * not ordinary: then it does neither and returns false. OUTPUTS is known at compile time, or 0: as the line says. SOME:
+ * only its elements [from, to) are asked for; the others have values and differences of 0.
  */
-template <class T, int FORM, int OUTPUTS, bool ZEROS>
+template <class T, int FORM, int OUTPUTS, bool ZEROS, bool SOME>
 __device__ __forceinline__ bool line_pack(const kl_line<T> &line, const pack<T> &predictions, const pack<T> &targets,
-                                          long long at, bool aligned, kl_sums<typename element<T>::real> &sums)
+                                          long long at, int from, int to, bool aligned,
+                                          kl_sums<typename element<T>::real> &sums)
 {
     typedef typename element<T>::real R;
     const int lanes = element<T>::lanes;
@@ -151,6 +182,7 @@ __device__ __forceinline__ bool line_pack(const kl_line<T> &line, const pack<T> 
     unpack(targets, t);
 #pragma unroll
     for (int i = 0; i < lanes; i++) {
+        const bool asked = !SOME || (i >= from && i < to);
         kl_terms<R> terms = terms_of<FORM, ZEROS, tested_together<T>::value != 0, R>(p[i], t[i], d_target_at_zero);
         if (!together)
             ordinary &= terms.ordinary;
@@ -158,7 +190,7 @@ __device__ __forceinline__ bool line_pack(const kl_line<T> &line, const pack<T> 
         rest += terms.rest;
         binades += terms.binades;
         R scale = line.grad_scale;
-        if (!OUTPUTS && line.upstream)
+        if (!OUTPUTS && line.upstream && asked)
             scale *= line.upstream[at + i];
         value[i] = terms.value() * line.value_scale;
         if (together && (outputs & ONEP_CUDA_VALUE)) /* known to be ordinary: no need to hold it back */
@@ -176,7 +208,20 @@ __device__ __forceinline__ bool line_pack(const kl_line<T> &line, const pack<T> 
     if (!together && (outputs & ONEP_CUDA_VALUE)) {
 #pragma unroll
         for (int i = 0; i < lanes; i++)
-            line.value[at + i] = value[i];
+            if (!SOME || (i >= from && i < to))
+                line.value[at + i] = value[i];
+    }
+    if (SOME && to - from < lanes) {
+#pragma unroll
+        for (int i = 0; i < lanes; i++) {
+            if (i < from || i >= to)
+                continue;
+            if (outputs & ONEP_CUDA_GRAD_PREDICTIONS)
+                line.grad_predictions[at + i] = grad_predictions.at[i];
+            if (outputs & ONEP_CUDA_GRAD_TARGETS)
+                line.grad_targets[at + i] = grad_targets.at[i];
+        }
+        return true;
     }
     if (outputs & ONEP_CUDA_GRAD_PREDICTIONS)
         store_elements(line.grad_predictions + at, grad_predictions, aligned);
@@ -191,8 +236,7 @@ __device__ __forceinline__ void line_element(const kl_line<T> &line, int outputs
                                              kl_sums<typename element<T>::real> &sums)
 {
     typedef typename element<T>::real R;
-    onep_kl_element e =
-        by_definition<FORM, R>(widen(line.predictions[at]), widen(line.targets[at]), line.finite);
+    onep_kl_element e = by_definition<FORM, R>(widen(line.predictions[at]), widen(line.targets[at]), line.finite);
     sums.special += (double)(R)e.value;
     double scale = (double)line.grad_scale;
     if (line.upstream)
@@ -205,23 +249,46 @@ __device__ __forceinline__ void line_element(const kl_line<T> &line, int outputs
         narrow(line.grad_targets[at], (R)(e.d_target * scale));
 }
 
+/* A pack of the elements [from, to) of those from `at` on; in the place of the others 1, or 0 for its logarithm. */
+template <class T> __device__ __forceinline__ pack<T> load_some(const T *at, int from, int to, bool logarithms)
+{
+    pack<T> p;
+#pragma unroll
+    for (int i = 0; i < element<T>::lanes; i++) {
+        narrow(p.at[i], (typename element<T>::real)(logarithms ? 0 : 1));
+        if (i >= from && i < to)
+            p.at[i] = at[i];
+    }
+    return p;
+}
+
 /*
- * A pack that was left: one with zeros or special values, or one that `end` cuts short. Its inputs are read again;
- * nothing has been stored over them. Kept out of the unrolled loops, once per kernel.
+ * A pack that was left: one with zeros or special values, one of which only the elements in [begin, end) are asked for,
+ * or one at the edge of what may be read 16 bytes at a time. Inputs that were read are read again; nothing has been
+ * stored over them. Kept out of the unrolled loops, once per kernel.
  */
 template <class T, int FORM, int OUTPUTS>
-__device__ __forceinline__ void line_left(const kl_line<T> &line, long long at, long long end, bool aligned,
-                                          kl_sums<typename element<T>::real> &sums)
+__device__ __forceinline__ void line_left(const kl_line<T> &line, long long at, long long begin, long long end,
+                                          bool aligned, kl_sums<typename element<T>::real> &sums)
 {
     const int lanes = element<T>::lanes;
     const int outputs = OUTPUTS ? OUTPUTS : line.outputs;
-    if (at + lanes <= end &&
-        line_pack<T, FORM, OUTPUTS, true>(line, load_elements(line.predictions + at, aligned),
-                                          load_elements(line.targets + at, aligned), at, aligned, sums))
+    const int from = at < begin ? (int)(begin - at) : 0;
+    const int to = end - at < lanes ? (int)(end - at) : lanes;
+    pack<T> p;
+    pack<T> t;
+    if (aligned && to - from == lanes) {
+        p = load_pack(line.predictions + at);
+        t = load_pack(line.targets + at);
+    } else {
+        p = load_some(line.predictions + at, from, to, (FORM & 1) != 0);
+        t = load_some(line.targets + at, from, to, (FORM & 2) != 0);
+    }
+    if (line_pack<T, FORM, OUTPUTS, true, true>(line, p, t, at, from, to, aligned, sums))
         return;
 #pragma unroll 1
-    for (long long one = at; one < at + lanes && one < end; one++)
-        line_element<T, FORM>(line, outputs, one, sums);
+    for (int i = from; i < to; i++)
+        line_element<T, FORM>(line, outputs, at + i, sums);
 }
 
 #endif

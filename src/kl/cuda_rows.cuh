@@ -6,12 +6,15 @@
 #ifndef ONEP_KL_ROWS_CUH
 #define ONEP_KL_ROWS_CUH
 
-#include "kl/cuda_line.cuh"
 #include "cuda/reduce.cuh"
+#include "kl/cuda_offsets.cuh"
+#include "kl/cuda_terms.cuh"
 
 /* Elements of a type known at compile time, or (ANY) told by the operand. */
-struct any32 {};
-struct any64 {};
+struct any32 {
+};
+struct any64 {
+};
 template <class T> struct column_type {
     typedef typename element<T>::real real;
     static __device__ __forceinline__ real load(const onep_kl_strided &, const char *from)
@@ -34,44 +37,16 @@ template <class R> struct any_column {
         store_any<R>(o.type, to, x);
     }
 };
-template <> struct column_type<any32> : any_column<float> {};
-template <> struct column_type<any64> : any_column<double> {};
-
-/* Where row `row` begins in each operand. */
-struct row_offsets {
-    long long predictions, targets, value, grad_predictions, grad_targets, upstream, weights, mask;
+template <> struct column_type<any32> : any_column<float> {
 };
-
-__device__ __forceinline__ void add_offsets(row_offsets &at, const onep_kl_rows_args &a, int k, long long index)
-{
-    at.predictions += index * a.predictions.row_stride[k];
-    at.targets += index * a.targets.row_stride[k];
-    at.value += index * a.value.row_stride[k];
-    at.grad_predictions += index * a.grad_predictions.row_stride[k];
-    at.grad_targets += index * a.grad_targets.row_stride[k];
-    at.upstream += index * a.upstream.row_stride[k];
-    at.weights += index * a.weights.row_stride[k];
-    at.mask += index * a.mask.row_stride[k];
-}
-
-__device__ __forceinline__ row_offsets offsets_of(const onep_kl_rows_args &a, long long row)
-{
-    row_offsets at = {0, 0, 0, 0, 0, 0, 0, 0};
-    for (int k = a.rank - 1; k > 0; k--) {
-        add_offsets(at, a, k, row % a.extent[k]);
-        row /= a.extent[k];
-    }
-    if (a.rank > 0)
-        add_offsets(at, a, 0, row);
-    return at;
-}
+template <> struct column_type<any64> : any_column<double> {
+};
 
 /* The results of one element, where they belong. */
 template <class T>
-__device__ __forceinline__ void rows_store(const onep_kl_rows_args &a, const row_offsets &at, long long c,
-                                           typename column_type<T>::real value,
-                                           typename column_type<T>::real grad_prediction,
-                                           typename column_type<T>::real grad_target)
+__device__ __forceinline__ void
+rows_store(const onep_kl_rows_args &a, const row_offsets &at, long long c, typename column_type<T>::real value,
+           typename column_type<T>::real grad_prediction, typename column_type<T>::real grad_target)
 {
     typedef column_type<T> C;
     const int outputs = a.common.outputs;
@@ -126,7 +101,8 @@ __device__ __forceinline__ double rows_columns(const onep_kl_rows_args &a, const
             double scale = grad_scale;
             if (a.upstream.data && !a.per_row)
                 scale *= load_any<double>(a.upstream.type, a.upstream.data + at.upstream + c * a.upstream.col_stride);
-            rows_store<T>(a, at, c, terms.value() * (R)weight, terms.d_prediction * (R)scale, terms.d_target * (R)scale);
+            rows_store<T>(a, at, c, terms.value() * (R)weight, terms.d_prediction * (R)scale,
+                          terms.d_target * (R)scale);
         }
         total += sums.total(); /* short runs in the computed type, then double */
         sums.clear();
@@ -147,77 +123,6 @@ __device__ __forceinline__ double rows_columns(const onep_kl_rows_args &a, const
     return total;
 }
 
-/*
- * The same for a row whose elements lie one after the other, all of type T: packs instead of elements. `aligned` is of
- * every row. The first pack of a lane begins where the strip does.
- */
-template <class T, int FORM>
-__device__ __forceinline__ double rows_line(const onep_kl_rows_args &a, const row_offsets &at, long long begin,
-                                            long long end, double weight, double grad_scale)
-{
-    typedef typename element<T>::real R;
-    const int lanes = element<T>::lanes;
-    const int ahead = lanes == 4 ? 4 : lanes == 2 ? 2 : 1; /* packs of each input a lane loads before it computes */
-    const bool aligned = a.aligned != 0;
-    kl_line<T> line;
-    line.predictions = reinterpret_cast<const T *>(a.predictions.data + at.predictions);
-    line.targets = reinterpret_cast<const T *>(a.targets.data + at.targets);
-    line.upstream = a.per_row ? 0 : reinterpret_cast<const R *>(a.upstream.data ? a.upstream.data + at.upstream : 0);
-    line.value = reinterpret_cast<R *>(a.value.data + at.value);
-    line.grad_predictions = reinterpret_cast<T *>(a.grad_predictions.data + at.grad_predictions);
-    line.grad_targets = reinterpret_cast<T *>(a.grad_targets.data + at.grad_targets);
-    line.value_scale = (R)weight;
-    line.grad_scale = (R)grad_scale;
-    line.outputs = a.common.outputs;
-    line.finite = a.common.finite;
-    double total = 0;
-    for (long long first = begin + (threadIdx.x & 31) * lanes; first < end; first += 32 * lanes * ahead) {
-        kl_sums<R> sums;
-        sums.clear();
-        pack<T> p[ahead];
-        pack<T> t[ahead];
-#pragma unroll
-        for (int i = 0; i < ahead; i++) {
-            long long c = first + 32 * lanes * i;
-            if (c + lanes <= end) {
-                p[i] = load_elements(line.predictions + c, aligned);
-                t[i] = load_elements(line.targets + c, aligned);
-            }
-        }
-        unsigned left = 0;
-#pragma unroll
-        for (int i = 0; i < ahead; i++) {
-            long long c = first + 32 * lanes * i;
-            if (c + lanes > end)
-                left |= c < end ? 1u << i : 0;
-            else if (!line_pack<T, FORM, 0, false>(line, p[i], t[i], c, aligned, sums))
-                left |= 1u << i;
-        }
-#pragma unroll 1
-        for (long long c = first; left != 0; left >>= 1, c += 32 * lanes)
-            if (left & 1)
-                line_left<T, FORM, 0>(line, c, end, aligned, sums);
-        total += sums.total(); /* short runs in the computed type, then double */
-    }
-    return total;
-}
-
-/* Which of the two a kernel is made of. */
-template <class T, int FORM, bool LINE> struct rows_way {
-    static __device__ __forceinline__ double run(const onep_kl_rows_args &a, const row_offsets &at, long long begin,
-                                                 long long end, double weight, double grad_scale)
-    {
-        return rows_columns<T, FORM>(a, at, begin, end, weight, grad_scale);
-    }
-};
-template <class T, int FORM> struct rows_way<T, FORM, true> {
-    static __device__ __forceinline__ double run(const onep_kl_rows_args &a, const row_offsets &at, long long begin,
-                                                 long long end, double weight, double grad_scale)
-    {
-        return rows_line<T, FORM>(a, at, begin, end, weight, grad_scale);
-    }
-};
-
 template <class T>
 __device__ __forceinline__ void rows_masked(const onep_kl_rows_args &a, const row_offsets &at, long long begin,
                                             long long end)
@@ -227,7 +132,7 @@ __device__ __forceinline__ void rows_masked(const onep_kl_rows_args &a, const ro
 }
 
 /* One strip: its element-wise results, its row's value if the row is one strip; returns its weighted sum. */
-template <class T, int FORM, bool LINE>
+template <class T, int FORM>
 __device__ __forceinline__ double rows_strip(const onep_kl_rows_args &a, long long strip, double upstream_one)
 {
     long long row = strip / a.parts;
@@ -243,7 +148,7 @@ __device__ __forceinline__ double rows_strip(const onep_kl_rows_args &a, long lo
         if (a.upstream.data && a.per_row)
             upstream = load_any<double>(a.upstream.type, a.upstream.data + at.upstream);
         double grad_scale = weight * upstream * a.common.grad_scale;
-        sum = weight * warp_sum(rows_way<T, FORM, LINE>::run(a, at, begin, end, weight, grad_scale));
+        sum = weight * warp_sum(rows_columns<T, FORM>(a, at, begin, end, weight, grad_scale));
     }
     if (a.per_row && (a.common.outputs & ONEP_CUDA_SUM) && (threadIdx.x & 31) == 0) {
         if (a.parts == 1)
@@ -254,7 +159,7 @@ __device__ __forceinline__ double rows_strip(const onep_kl_rows_args &a, long lo
     return sum;
 }
 
-template <class T, int FORM, bool LINE> __device__ __forceinline__ void kl_rows(const onep_kl_rows_args &a)
+template <class T, int FORM> __device__ __forceinline__ void kl_rows(const onep_kl_rows_args &a)
 {
     const int warps = ONEP_CUDA_ROWS_THREADS / 32;
     __shared__ double room[2][warps];
@@ -269,7 +174,7 @@ template <class T, int FORM, bool LINE> __device__ __forceinline__ void kl_rows(
         long long first = tile * a.tile_strips + (threadIdx.x >> 5) * share;
         double sum = 0;
         for (long long strip = first; strip < first + share && strip < a.strips; strip++)
-            sum += rows_strip<T, FORM, LINE>(a, strip, upstream_one);
+            sum += rows_strip<T, FORM>(a, strip, upstream_one);
         if (!one_value)
             continue;
         if ((threadIdx.x & 31) == 0)
@@ -292,15 +197,8 @@ template <class T, int FORM, bool LINE> __device__ __forceinline__ void kl_rows(
         if (threadIdx.x == 0)
             store_any<double>(a.common.value_type, a.common.value, sum * a.common.value_scale);
     }
-    if (rows_in_parts) {
-        for (long long row = threadIdx.x; row < a.rows; row += ONEP_CUDA_ROWS_THREADS) {
-            double sum = 0;
-#pragma unroll 8
-            for (long long part = 0; part < a.parts; part++)
-                sum += __ldcg(a.common.partial + row * a.parts + part);
-            store_any<double>(a.value.type, a.value.data + offsets_of(a, row).value, sum);
-        }
-    }
+    if (rows_in_parts)
+        sum_parts<ONEP_CUDA_ROWS_THREADS>(a);
 }
 
 /* Rows of any strides. */
@@ -308,15 +206,7 @@ template <class T, int FORM, bool LINE> __device__ __forceinline__ void kl_rows(
     extern "C" __global__ void __launch_bounds__(ONEP_CUDA_ROWS_THREADS, 3)                                            \
         onep_kl_rows_##T##_##form(const onep_kl_rows_args a)                                                           \
     {                                                                                                                  \
-        kl_rows<T, form, false>(a);                                                                                    \
-    }
-
-/* Rows whose elements lie one after the other. */
-#define ONEP_KL_LINES(T, form)                                                                                         \
-    extern "C" __global__ void __launch_bounds__(ONEP_CUDA_ROWS_THREADS, 3)                                            \
-        onep_kl_lines_##T##_##form(const onep_kl_rows_args a)                                                          \
-    {                                                                                                                  \
-        kl_rows<T, form, true>(a);                                                                                     \
+        kl_rows<T, form>(a);                                                                                           \
     }
 
 #endif

@@ -5,8 +5,8 @@
  *   t log(t/p) = E  +  s (E + t s^2 (2/3 + 2/5 s^2 + ...))  +  (t e) log 2
  *
  * in three sums: the linear terms, which cancel over a row; the rest, of second order near t = p; and t e, to which the
- * factor log 2 is applied once, in double. t = p gives exactly 0. One approximate reciprocal per element, no logarithm: lg2.approx
- * is biased by up to 1.6e-7, which no averaging removes.
+ * factor log 2 is applied once, in double. t = p gives exactly 0. One approximate reciprocal per element, no logarithm:
+ * lg2.approx is biased by up to 1.6e-7, which no averaging removes.
  *
  * Elements outside the ordinary range go to the definition (kl_define.h); zeros among the targets are ordinary.
  */
@@ -188,9 +188,10 @@ template <> struct math<double> {
         r = fma(fma(-x, r, 1.0), r, r);
         return fma(fma(-x, r, 1.0), r, r);
     }
+    /* t/p, error little more than 1 ulp for ordinary p */
     static __device__ __forceinline__ double quotient(double t, double p)
     {
-        return t / p;
+        return t * reciprocal(p);
     }
     static __device__ __forceinline__ double multiply_add(double a, double b, double c)
     {
@@ -273,8 +274,7 @@ __device__ __forceinline__ kl_terms<R> probs_probs(R p, R t, R d_target_at_zero)
     terms.rest = COARSE ? t * s * M::coarse_series(w) : s * M::multiply_add(t * w, series, difference);
     terms.binades = t * M::binades(k);
     terms.d_prediction = -M::quotient(t, p);
-    R log_ratio =
-        M::multiply_add(M::binades(k), (R)M::ln2_of_binade(), M::multiply_add(s * w, series, s + s));
+    R log_ratio = M::multiply_add(M::binades(k), (R)M::ln2_of_binade(), M::multiply_add(s * w, series, s + s));
     terms.d_target = zero ? d_target_at_zero : log_ratio + 1;
     return terms;
 }
@@ -338,8 +338,10 @@ __device__ __forceinline__ kl_terms<R> terms_of(R prediction, R target, R d_targ
     return log_probs_log_probs(prediction, target);
 }
 
-/* An element by the definition, in double. Instantiated once per kernel, in a loop that ordinary elements never enter. */
-template <int FORM, class R> __device__ __forceinline__ onep_kl_element by_definition(R prediction, R target, int finite)
+/* An element by the definition, in double. Instantiated once per kernel, in a loop that ordinary elements never enter.
+ */
+template <int FORM, class R>
+__device__ __forceinline__ onep_kl_element by_definition(R prediction, R target, int finite)
 {
     return onep_kl_define_element(FORM & 1, FORM & 2, finite, (double)prediction, (double)target,
                                   sizeof(R) == sizeof(double));
@@ -366,6 +368,12 @@ template <class R> struct kl_sums {
     {
         linear = rest = binades = 0;
         special = 0;
+    }
+    /* What was added in the computed type goes on in double. */
+    __device__ __forceinline__ void fold()
+    {
+        special = total();
+        linear = rest = binades = 0;
     }
     __device__ __forceinline__ double total() const
     {

@@ -79,6 +79,12 @@ def test_kl_call(calls):
     assert off(call.gradient, -(t.double() / p.double()) / 7) < 1e-6
     log = calls.KlCall("log_probs_log_probs", p.log(), t.log(), False)
     assert abs(float(log()) / float(exact) - 1) < 1e-5
+    exact = F.kl_div(p.double().log(), t.double(), reduction="none").sum(-1)
+    rows = calls.KlCall("probs_probs", p, t, True, reduction="rows")
+    assert off(rows(), exact) < 1e-6 and off(rows.gradient, -(t.double() / p.double())) < 1e-6
+    weights = torch.rand(7, generator=samples.random("kl weights"))
+    weighted = calls.KlCall("probs_probs", p, t, False, weights=weights)
+    assert abs(float(weighted()) / float((exact * weights).sum() / 7) - 1) < 1e-6
 
 
 def test_linear_call(calls):
