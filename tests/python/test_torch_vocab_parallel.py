@@ -9,7 +9,8 @@ from ranks import Ranks
 from torch_samples import torch
 
 from onepass import errors
-from onepass.torch import cross_entropy, js_logits, kl_div_logits, reverse_kl_logits, token_log_probs
+from onepass.torch import (cross_entropy, js_logits, kl_div_logits, reverse_kl_logits, skew_kl_logits,
+                           skew_reverse_kl_logits, token_log_probs, tv_logits)
 
 dist = torch.distributed
 ROWS, CLASSES = 5, 37
@@ -104,7 +105,7 @@ def check_cross_entropy(rank, group, cut):
 
 def check_divergences(rank, group, cut):
     logits = [draw(2, 3, CLASSES), draw(2, 3, CLASSES, seed=1)]
-    for function in (kl_div_logits, reverse_kl_logits):
+    for function in (kl_div_logits, reverse_kl_logits, js_logits, skew_kl_logits, skew_reverse_kl_logits, tv_logits):
         compare(rank, group, cut, function, logits)
         compare(rank, group, cut, function, logits, reduction="none", temperature=2.0, target_temperature=1.5,
                 divergence_weight=4.0, labels=labels_of((2, 3)), label_weight=0.5, columns=CLASSES - 1,
@@ -133,8 +134,9 @@ def misbehave(rank, group):
     logits, labels = draw(ROWS, 4), labels_of((ROWS,))
     said = [raised(cross_entropy, logits[:ROWS - rank], labels[:ROWS - rank], process_group=group),
             raised(cross_entropy, logits, labels.double() if rank else labels, process_group=group),
-            raised(js_logits, logits, logits, process_group=group),
+            raised(js_logits, logits, logits, inplace=True, process_group=group),
             raised(kl_div_logits, logits, logits, target="probs", process_group=group),
+            raised(js_logits, logits, logits, beta=0.3 + 0.1 * rank, process_group=group),
             raised(cross_entropy, logits, labels, columns=1000, process_group=group)]
     return said, float(cross_entropy(logits, labels % 8, process_group=group))
 
@@ -152,11 +154,12 @@ def test_as_with_all_classes(ranks, size, check):
 def test_failures_reach_every_rank(ranks):
     answers = [answer for answer in ranks.run(in_group, 2, misbehave) if answer]
     assert len(answers) == 2 and answers[0][1] == answers[1][1]
-    for rank, (rows, fails, unsupported, probs, columns) in enumerate(answer[0] for answer in answers):
+    for rank, (rows, fails, unsupported, probs, mixture, columns) in enumerate(answer[0] for answer in answers):
         assert "rank 1" in rows and "rows" in rows
         assert ("RuntimeError" in fails and "rank 1" in fails) if rank == 0 else "target" in fails
         assert unsupported.startswith("Unsupported") or "Unsupported" in unsupported
         assert "Unsupported" in probs and "process_group" in probs
+        assert "InvalidArgument" in mixture and "rank 1" in mixture and "mixture" in mixture
         assert "columns" in columns and "1000" in columns
 
 

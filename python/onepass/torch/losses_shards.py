@@ -1,10 +1,10 @@
 """Losses from logits whose classes are spread over the processes of a group, in the order of their ranks: what
-process_group= of cross_entropy, kl_div_logits, reverse_kl_logits and token_log_probs does, on the CPU.
+process_group= of cross_entropy, token_log_probs and the divergences from logits does, on the CPU.
 
 A call has two exchanges: a few integers, by which the ranks agree on shapes and options, and the states of the rows, an
-all-gather of float64 numbers (docs/distributed.md). Every rank merges them itself, in the order of the ranks, so value
-and row results have the same bits on all. Backward exchanges nothing: a rank makes the gradient of its own classes from
-the merged statistics.
+all-gather of float64 numbers (docs/distributed.md); JS, the skew divergences and total variation have a third, of sums.
+Every rank merges them itself, in the order of the ranks, so value and row results have the same bits on all. Backward
+exchanges nothing: a rank makes the gradient of its own classes from the merged statistics.
 
 A rank that fails before an exchange takes part in it and says so: then every rank raises, and none waits.
 """
@@ -17,7 +17,8 @@ from onepass import _native, errors, library
 from onepass.torch import losses_call, losses_reference, route
 
 _SLICE = 8192  # columns, whose states are kept apart
-_LABELS, _KL, _REVERSE_KL = range(3)
+_LABELS, _KL = range(2)  # kinds: divergences are in the order of their numbers
+_JS = _KL + _native.JS  # the first of those that have sums
 
 
 class Entry:
@@ -76,6 +77,21 @@ def _check(name, logits, *others):
         raise errors.Unsupported("%s: process_group: given under a transformation; call it eagerly" % name)
 
 
+def _gather_made(name, entry, make, mine, what):
+    """What make(mine) has made on every rank. One that fails sends NaN first, and then all raise."""
+    try:
+        make(mine)
+    except Exception:
+        entry.gather(mine.fill_(float("nan")))
+        raise
+    everybodys = entry.gather(mine)
+    failed = torch.isnan(everybodys[:, :, 0]).any(1).nonzero().flatten().tolist()
+    if failed:
+        raise RuntimeError("%s: process_group: rank %s of it failed at its %s" % (
+            name, ", ".join(map(str, failed)), what))
+    return everybodys
+
+
 def _statistics(name, entry, logits, targets, labels, indices, class_weights, row_mask, kind, columns, options):
     """(statistics [..., F], first column, columns in all). options(first, total): the numbers of the states."""
     count = 1 if labels is not None else 0 if indices is None else indices.shape[-1]
@@ -90,21 +106,20 @@ def _statistics(name, entry, logits, targets, labels, indices, class_weights, ro
     sides = 1 if kind == _LABELS else 3
     mine = torch.full((rows, 5 + sides + 3 * count + -(-most // _SLICE) * (6 + 3 * sides)), float("nan"),
                       dtype=torch.float64)
-    try:
-        library.call(library.SHARD_STATES, logits, targets, labels, indices, class_weights, row_mask,
-                     mine.view(logits.shape[:-1] + mine.shape[-1:]), *options(first, total), 0, route.threads(),
-                     route.workspace)
-    except Exception:
-        entry.gather(mine.fill_(float("nan")))
-        raise
-    everybodys = entry.gather(mine)
-    failed = torch.isnan(everybodys[:, :, 0]).any(1).nonzero().flatten().tolist()
-    if failed:
-        raise RuntimeError("%s: process_group: rank %s of it failed at its states" % (
-            name, ", ".join(map(str, failed))))
+    leading, numbers, how = logits.shape[:-1], options(first, total), (0, route.threads(), route.workspace)
+    everybodys = _gather_made(name, entry, lambda mine: library.call(
+        library.SHARD_STATES, logits, targets, labels, indices, class_weights, row_mask,
+        mine.view(leading + mine.shape[-1:]), *numbers, *how), mine, "states")
     merged = mine.new_empty((rows, 9 + 3 * sides + 3 * count))
-    library.call(library.SHARD_MERGE, everybodys, merged, 0, route.threads(), route.workspace)
-    return merged.view(logits.shape[:-1] + merged.shape[-1:]), first, total
+    library.call(library.SHARD_MERGE, everybodys, merged, *how)
+    statistics = merged.view(leading + merged.shape[-1:])
+    if kind >= _JS:
+        mine = mine.new_full((rows, 4 + 3 * -(-most // _SLICE)), float("nan"))
+        everybodys = _gather_made(name, entry, lambda mine: library.call(
+            library.SHARD_SUMS, logits, targets, labels, row_mask, statistics, mine.view(leading + mine.shape[-1:]),
+            *numbers, *how), mine, "sums")
+        library.call(library.SHARD_MERGE_SUMS, merged, everybodys, merged, *how)
+    return statistics, first, total
 
 
 # ---- losses ----------------------------------------------------------------------------------------------------------
@@ -152,16 +167,15 @@ class ShardLoss(torch.autograd.Function):
 
 def loss(name, call, inputs, inplace, entry):
     """(value, *outputs asked for)"""
-    kinds = {_native.KL: _KL, _native.REVERSE_KL: _REVERSE_KL}
     is_labels = call.form == losses_reference.LABELS
-    if not is_labels and (call.form != losses_reference.LOGITS or call.divergence not in kinds):
+    if not is_labels and call.form != losses_reference.LOGITS:
         raise errors.Unsupported("%s: process_group: given; over several ranks there are cross_entropy with labels, "
-                                 "kl_div_logits and reverse_kl_logits of logits, and token_log_probs" % name)
+                                 "divergences of logits from logits, and token_log_probs" % name)
     if inplace or not (is_labels or call.divergence_weight):
         raise errors.Unsupported("%s: process_group: given with %s" % (
             name, "inplace" if inplace else "a divergence_weight of 0"))
     _check(name, *inputs)
-    kind = _LABELS if is_labels else kinds[call.divergence]
+    kind = _LABELS if is_labels else _KL + call.divergence
     shard = _statistics(name, entry, inputs.predictions, inputs.targets, inputs.labels, None, inputs.class_weights,
                         inputs.row_mask, kind, call.columns,
                         lambda first, total: _numbers(call, first, total, _native.SUM, 0.0))
