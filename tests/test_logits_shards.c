@@ -461,6 +461,46 @@ static void test_borders(onep_level level, onepass_handle *handle, int number)
     forget();
 }
 
+/* The rows of a block are added up before the blocks are: what a block is, of 1 row here and of 4 if a slice were all
+ * there is, must not depend on what a rank has. Weights cancel from one 4 rows to the next, so that their sum says how
+ * they were put together. */
+static void test_blocks(onep_level level, onepass_handle *handle)
+{
+    static const double weights[] = {0x1p60, 3, 0x1p58, 5, -0x1p60, 7, -0x1p58, 11};
+    static const group groups[] = {{1, {0, 4 * SLICE}},
+                                   {2, {0, SLICE, 4 * SLICE}},
+                                   {3, {0, 3 * SLICE, 3 * SLICE, 4 * SLICE}},
+                                   {4, {0, SLICE, 2 * SLICE, 3 * SLICE, 4 * SLICE}}};
+    enum { ROWS = 8, WIDTH = 4 * SLICE };
+    CHECK(case_begin(&c, "cross_entropy_logits_labels"), "no cases");
+    c.leading[0] = ROWS;
+    c.extents['C' - 'A'] = WIDTH;
+    c.argument[LOGITS_WEIGHTS].given = 1;
+    c.argument[LOGITS_WEIGHTS].dtype = c.argument[LOGITS_VALUE].dtype = case_f64;
+    c.options[LOGITS_REDUCTION] = ONEPASS_SUM;
+    case_settle(&c);
+    CHECK(case_make(&c), "no memory");
+    for (int64_t row = 0; row < ROWS; row++) {
+        for (int64_t k = 0; k < WIDTH; k++)
+            case_put(&c, LOGITS_PREDICTIONS, row * WIDTH + k, (double)(k % 11) / 4);
+        case_put(&c, LOGITS_LABELS, row, SLICE + 7);
+        case_put(&c, LOGITS_WEIGHTS, row, weights[row]);
+    }
+    case_remember(&c);
+    results first, of;
+    for (int i = 0; i < 4; i++) {
+        describe("blocks", &groups[i], level);
+        play(handle, &c, &groups[i], i & 1, &of);
+        if (i == 0)
+            first = of;
+        same_bits(&c, &of, &first, "a single rank");
+        for (int r = 1; r < groups[i].ranks; r++)
+            CHECK(memcmp(of.of[LOGITS_VALUE][0], of.of[LOGITS_VALUE][r], sizeof(double)) == 0,
+                  "rank %d has other bits than rank 0", r);
+    }
+    forget();
+}
+
 /* A row of one slice has the bits of the unsharded loss, wherever the ranks without columns are. */
 static void test_one_slice(onep_level level, onepass_handle *handle, int number)
 {
@@ -663,6 +703,7 @@ int main(void)
             test_borders((onep_level)level, handle, i / test_one_in(6));
         for (int i = 0; i < 100 && level != ONEP_REF; i += test_one_in(4))
             test_one_slice((onep_level)level, handle, i / test_one_in(4));
+        test_blocks((onep_level)level, handle);
         test_equal_sides((onep_level)level, handle);
         test_one_column((onep_level)level, handle);
         test_refusals(handle);
