@@ -9,8 +9,8 @@ from ranks import Ranks
 from torch_samples import torch
 
 from onepass import errors
-from onepass.torch import (cross_entropy, js_logits, kl_div_logits, reverse_kl_logits, skew_kl_logits,
-                           skew_reverse_kl_logits, token_log_probs, tv_logits)
+from onepass.torch import (cross_entropy, js_logits, kl_div_logits, linear_cross_entropy, linear_token_log_probs,
+                           reverse_kl_logits, skew_kl_logits, skew_reverse_kl_logits, token_log_probs, tv_logits)
 
 dist = torch.distributed
 ROWS, CLASSES = 5, 37
@@ -121,6 +121,73 @@ def check_tokens(rank, group, cut):
             return_entropy=True, return_lse=True, columns=CLASSES - 1)
 
 
+def compare_linear(rank, group, cut, function, tensors, per_class=(), rtol=1e-12, **options):
+    """Of hidden states, weight and bias: the gradient to the first is that of all classes, on every rank."""
+    whole = [tensor.clone().requires_grad_() for tensor in tensors]
+    part = [tensors[0].clone().requires_grad_()] + [
+        mine(tensor.t(), cut, rank).t().contiguous().requires_grad_() if tensor.dim() == 2 else
+        mine(tensor, cut, rank).clone().requires_grad_() for tensor in tensors[1:]]
+    shared = dict(options, process_group=group)
+    for name in per_class:
+        shared[name] = mine(options[name], cut, rank)
+    expected, got = function(*whole, **options), function(*part, **shared)
+    expected, got = [made if isinstance(made, tuple) else (made,) for made in (expected, got)]
+    loss, expected_loss = 0, 0
+    for i, (one, other) in enumerate(zip(got, expected)):
+        name = "result %d, cut %s, %s" % (i, cut, sorted(options))
+        torch.testing.assert_close(one, other, rtol=rtol, atol=rtol, equal_nan=True, msg=lambda text: name + ": " + text)
+        same_on_all(one, group, name)
+        if one.requires_grad:
+            weights = draw(*one.shape, seed=9).to(one.dtype) if one.dim() else torch.tensor(1.7, dtype=one.dtype)
+            loss, expected_loss = loss + (one * weights).sum(), expected_loss + (other * weights).sum()
+    expected_loss.backward()
+    loss.backward()
+    same_on_all(part[0].grad, group, "gradient to input")
+    for one, grad in zip(part, [whole[0].grad] + [
+            mine(tensor.grad.t(), cut, rank).t() if tensor.dim() == 2 else mine(tensor.grad, cut, rank)
+            for tensor in whole[1:]]):
+        torch.testing.assert_close(one.grad, grad, rtol=rtol, atol=rtol * 10, msg=lambda text: "gradient, cut %s, %s: "
+                                   "%s" % (cut, sorted(options), text))
+
+
+def linear_of(dtype=torch.float64, rows=(2, 3)):
+    return [draw(*rows, 8, seed=11).to(dtype), (draw(CLASSES, 8, seed=12) / 3).to(dtype), draw(CLASSES, seed=13).to(dtype)]
+
+
+def of_hidden_states(input, linear_weight, bias=None, **options):
+    return linear_cross_entropy(input, linear_weight, labels_of(input.shape[:-1]), linear_bias=bias, **options)
+
+
+def tokens_of_hidden_states(input, weight, bias=None, **options):
+    return linear_token_log_probs(input, weight, labels_of(input.shape[:-1] + (2,)), linear_bias=bias, **options)
+
+
+def check_linear(rank, group, cut):
+    tensors = linear_of()
+    compare_linear(rank, group, cut, of_hidden_states, tensors)
+    compare_linear(rank, group, cut, of_hidden_states, tensors[:2], reduction="none", outputs=("lse", "argmax"))
+    compare_linear(rank, group, cut, of_hidden_states, tensors, per_class=["weight"],
+                   weight=draw(CLASSES, seed=5).abs() + 0.1, label_smoothing=0.1, z_loss=1e-2, entropy_bonus=0.3,
+                   temperature=1.3, softcap=8.0, columns=CLASSES - 2, outputs=("lse", "entropy", "log_prob", "argmax"))
+    compare_linear(rank, group, cut, of_hidden_states, tensors, reduction="sum", divisor=torch.tensor(3.5),
+                   row_weights=draw(2, 3, seed=6))
+    many = linear_of(rows=(700,))
+    masked = torch.arange(700) % 3 != 0
+    many[0][~masked] = float("nan")
+    compare_linear(rank, group, cut, of_hidden_states, many, row_mask=masked, chunk_bytes=1)
+    compare_linear(rank, group, cut, of_hidden_states, linear_of(torch.float32), rtol=1e-5)
+    compare_linear(rank, group, cut, of_hidden_states, linear_of(torch.bfloat16), rtol=1e-2)
+
+
+def check_linear_tokens(rank, group, cut):
+    tensors = linear_of()
+    compare_linear(rank, group, cut, tokens_of_hidden_states, tensors)
+    compare_linear(rank, group, cut, tokens_of_hidden_states, tensors[:2], temperature=0.7, softcap=8.0,
+                   return_entropy=True, return_lse=True, columns=CLASSES - 1,
+                   row_mask=torch.tensor([[1, 0, 1], [1, 1, 1]], dtype=torch.bool))
+    compare_linear(rank, group, cut, tokens_of_hidden_states, linear_of(rows=(600,)), chunk_bytes=1)
+
+
 def raised(function, *arguments, **options):
     try:
         function(*arguments, **options)
@@ -144,7 +211,8 @@ def misbehave(rank, group):
 # ---- tests -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("check", [check_cross_entropy, check_divergences, check_tokens])
+@pytest.mark.parametrize("check", [check_cross_entropy, check_divergences, check_tokens, check_linear,
+                                   check_linear_tokens])
 @pytest.mark.parametrize("size", [2, 4])
 def test_as_with_all_classes(ranks, size, check):
     for cut in CUTS[size]:
