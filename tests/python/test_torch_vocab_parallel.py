@@ -6,7 +6,7 @@ float64; value and row results have the same bits on every rank. A rank that fai
 import pytest
 
 from ranks import Ranks
-from torch_samples import torch
+from torch_samples import VERSION, torch
 
 from onepass import errors
 from onepass.torch import (cross_entropy, js_logits, kl_div_logits, linear_cross_entropy, linear_token_log_probs,
@@ -188,6 +188,45 @@ def check_linear_tokens(rank, group, cut):
     compare_linear(rank, group, cut, tokens_of_hidden_states, linear_of(rows=(600,)), chunk_bytes=1)
 
 
+def sharded(tensor, mesh, placement):
+    """A DTensor with a gradient."""
+    from torch.distributed.tensor import distribute_tensor
+    return distribute_tensor(tensor.clone(), mesh, [placement]).requires_grad_(tensor.is_floating_point())
+
+
+def check_dtensors(rank, group):
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+    mesh = init_device_mesh("cpu", (dist.get_world_size(group),))
+    logits, others, labels = draw(ROWS, CLASSES), draw(ROWS, CLASSES, seed=1), labels_of((ROWS,))
+    hidden, weight, bias = linear_of(rows=(ROWS,))
+
+    def agrees(function, tensors, dimensions, *arguments):
+        whole = [tensor.clone().requires_grad_() for tensor in tensors]
+        parts = [sharded(tensor, mesh, Replicate() if dimension is None else Shard(dimension))
+                 for tensor, dimension in zip(tensors, dimensions)]
+        replicas = [sharded(tensor, mesh, Replicate()) for tensor in arguments]
+        expected, got = function(*whole, *arguments), function(*parts, *replicas, process_group=group)
+        assert type(got) is torch.Tensor
+        close(got, expected, function.__name__)
+        expected.sum().backward()
+        got.sum().backward()
+        for part, tensor in zip(parts, whole):
+            assert type(part.grad) is DTensor and part.grad.placements == part.placements
+            torch.testing.assert_close(part.grad.full_tensor(), tensor.grad, rtol=1e-10, atol=1e-12)
+
+    agrees(cross_entropy, [logits], [1], labels)
+    agrees(cross_entropy, [logits.t().reshape(1, CLASSES, ROWS)], [1], labels[None])
+    agrees(js_logits, [logits, others], [1, 1])
+    agrees(token_log_probs, [logits], [1], labels)
+    agrees(of_hidden_states, [hidden, weight, bias], [None, 0, 0])
+    agrees(tokens_of_hidden_states, [hidden, weight], [None, 0])
+    rows, halves = sharded(logits, mesh, Shard(0)), DTensor.from_local(logits, mesh, [Partial()])
+    return [raised(cross_entropy, rows, labels, process_group=group),
+            raised(cross_entropy, halves, labels, process_group=group),
+            raised(cross_entropy, sharded(logits, mesh, Shard(1)), sharded(labels, mesh, Shard(0)), process_group=group)]
+
+
 def raised(function, *arguments, **options):
     try:
         function(*arguments, **options)
@@ -229,6 +268,12 @@ def test_failures_reach_every_rank(ranks):
         assert "Unsupported" in probs and "process_group" in probs
         assert "InvalidArgument" in mixture and "rank 1" in mixture and "mixture" in mixture
         assert "columns" in columns and "1000" in columns
+
+
+@pytest.mark.skipif(VERSION < (2, 5), reason="this PyTorch has no public DTensor")
+def test_dtensors(ranks):
+    for rows, halves, labels in ranks.run(in_group, 4, check_dtensors):
+        assert "input" in rows and "Shard(dim=1)" in rows and "input" in halves and "target" in labels
 
 
 def test_without_a_group_nothing_changes():

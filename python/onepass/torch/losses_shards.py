@@ -7,7 +7,12 @@ Every rank merges them itself, in the order of the ranks, so value and row resul
 exchanges nothing: a rank makes the gradient of its own classes from the merged statistics.
 
 A rank that fails before an exchange takes part in it and says so: then every rank raises, and none waits.
+
+Arguments may be DTensors, of a mesh of one dimension whose processes are the group's: what has classes in shards of its
+dimension of classes, everything else in replicas. Gradients to them are DTensors alike, results are plain tensors.
 """
+
+import sys
 
 import torch
 import torch.distributed as dist
@@ -53,12 +58,37 @@ _AGREED = "rows, kind of loss, indices, bits, columns, whether the gradient to i
 _NUMBERS = 6  # of _AGREED
 
 
+# Where the classes of an argument are; of what is not here there are none. Of `input` class_dim says it.
+_CLASS_DIMENSIONS = {"logits": -1, "predictions": -1, "targets": -1, "class_weights": 0, "weight": 0, "linear_weight": 0,
+                     "linear_bias": 0}
+
+
+def _local(argument, tensor, dimension, group):
+    """This rank's part of a DTensor, to be differentiated through; anything else stays. dimension: of the classes, None:
+    it has none."""
+    module = sys.modules.get("torch.distributed.tensor")
+    if module is None or not isinstance(tensor, module.DTensor):
+        return tensor
+    mesh, placement = tensor.device_mesh, tensor.placements[0]
+    if (mesh.ndim != 1 or dist.get_process_group_ranks(mesh.get_group()) != dist.get_process_group_ranks(group)
+            or mesh.get_local_rank() != dist.get_rank(group)):
+        raise errors.InvalidArgument("process_group: %s: a DTensor of %s; it must be of a mesh of one dimension with the "
+                                     "group's processes in their order" % (argument, mesh))
+    expected = module.Replicate() if dimension is None else module.Shard(dimension % tensor.dim())
+    if placement != expected:
+        raise errors.InvalidArgument("process_group: %s: a DTensor placed as %r; it must be %r" % (
+            argument, placement, expected))
+    return tensor.to_local()
+
+
 def entered(group, function, arguments):
     """function(**arguments) with an Entry as process_group. If it fails before the ranks have agreed, they are told."""
     if dist.get_world_size(group) < 1:
         raise ValueError("process_group: this process does not belong to it")
     entry = Entry(group)
+    dimensions = dict(_CLASS_DIMENSIONS, input=arguments.get("class_dim"))
     try:
+        arguments = {name: _local(name, value, dimensions.get(name), group) for name, value in arguments.items()}
         return function(**dict(arguments, process_group=entry))
     except Exception:
         if not entry.has_agreed:
