@@ -59,6 +59,8 @@ def close(got, expected, name):
 
 
 def same_on_all(tensor, group, name):
+    if tensor.dtype is torch.bfloat16:  # which Gloo did not always know
+        tensor = tensor.float()
     everybodys = [torch.empty_like(tensor) for _ in range(dist.get_world_size(group))]
     dist.all_gather(everybodys, tensor.detach().contiguous(), group=group)
     assert all(torch.equal(other, everybodys[0]) for other in everybodys), name
