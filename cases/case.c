@@ -26,6 +26,8 @@ static const case_definition *const definitions[] = {&case_kl,
                                                      &case_head_backward_sums,
                                                      &case_shard_states,
                                                      &case_shard_merge,
+                                                     &case_shard_sums,
+                                                     &case_shard_merge_sums,
                                                      &case_shard_loss,
                                                      &case_shard_token};
 

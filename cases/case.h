@@ -194,7 +194,8 @@ const char *case_describe(const op_case *c, char *text, size_t size);
 
 extern const case_definition case_kl, case_logits, case_token, case_linear, case_linear_backward, case_prepare_weight,
     case_linear_loss, case_linear_token, case_head, case_head_backward, case_head_statistics, case_head_synchronised,
-    case_head_backward_sums, case_shard_states, case_shard_merge, case_shard_loss, case_shard_token;
+    case_head_backward_sums, case_shard_states, case_shard_merge, case_shard_sums, case_shard_merge_sums,
+    case_shard_loss, case_shard_token;
 
 /* Sets what is expected of an element of a result; nothing if the result is not given. */
 void case_expected(op_case *c, int argument, int64_t index, long double expected, long double allowed);

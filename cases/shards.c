@@ -2,22 +2,15 @@
  * Cases of losses over several ranks: what one rank computes. States are those of rows of one slice, by definition;
  * what is merged is drawn; loss and token log-probabilities are those of a rank that has all columns, so the bounds of
  * logits.c and token.c hold, with statistics that level "ref" makes of the case's own numbers. Rows over several ranks
- * are test_logits_shards.c's. The errors of states: of a sum of exponentials and of the spread, what softmax.h says of
- * each column; of KL, what exact_logits.h says; of a softcap 8u. The merge is in double: 1e-13 of the sum of sizes.
+ * are test_logits_shards.c's; merges are shard_merge.c's. The errors of states: of a sum of exponentials and of the
+ * spread, what softmax.h says of each column; of KL and of sums, what exact_logits.h says; of a softcap 8u.
  */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "cases/exact_logits.h"
-
-/* The layout of states and statistics: see src/logits/shard.h. */
-enum { COLUMNS, KIND, INDICES, SLICES, BITS, SCALES };
-enum { FIRST, BEST, DIVERGENCE, BARE, BELOW, WEIGHTS, SIDES };
-enum { ALL_COLUMNS, ALL_KIND, ALL_INDICES, ALL_FIRST, ALL_DIVERGENCE, SUM_S, SUM_T, ALL_BELOW, ALL_WEIGHTS, ALL_SIDES };
-enum { MAX, OTHERS, SPREAD, SIDE };
-enum { NO_DIVERGENCE, FORWARD_KL, REVERSE_KL };
-enum { PICK = 3, SLICE = 8192 };
+#include "cases/exact_row.h"
+#include "cases/shards.h"
 
 enum { STATES_PREDICTIONS, STATES_TARGETS, STATES_LABELS, STATES_INDICES, STATES_CLASS_WEIGHTS, STATES_MASK, STATES };
 
@@ -41,8 +34,13 @@ static void forget_columns(op_case *c, int chosen)
     c->options[chosen] = c->options[case_option_named(c, "total_columns")] = 0;
 }
 
+/* Level "ref" passes through a softcap in double, so its largest logit is not that of another level, which a column
+ * that has nearly all mass sees at once. With statistics of the same level they are in test_logits_shards.c. */
 static void settle_statistics(op_case *c, int argument, int64_t indices, int has_targets)
 {
+    for (int i = 0; i < c->option_count; i++)
+        if (strstr(onepass_operator_option(c->op, i)->name, "softcap"))
+            c->options[i] = 0;
     case_argument *a = &c->argument[argument];
     a->dtype = case_f64;
     a->given = 1;
@@ -59,9 +57,9 @@ static const onepass_tensor *given(const op_case *c, int argument)
     return argument < c->arguments && c->argument[argument].given ? &c->argument[argument].tensor : NULL;
 }
 
-/* The statistics of a rank that has all columns, into an argument of the case. */
+/* The statistics of a rank that has all columns, into an argument of the case; with the sums of those that have any. */
 static void put_statistics(op_case *c, int argument, const onepass_tensor *logits, const onepass_tensor *targets,
-                           const onepass_tensor *indices, const onepass_logits_options *options)
+                           const onepass_tensor *indices, const onepass_logits_options *options, int adds_sums)
 {
     int64_t rows = case_rows(c), count = options->labels ? 1 : indices ? case_extent(c, 'K') : 0;
     int64_t width = onepass_shard_states_width(case_extent(c, 'C'), count, targets != NULL);
@@ -85,10 +83,21 @@ static void put_statistics(op_case *c, int argument, const onepass_tensor *logit
     result.data = statistics;
     result.ndim = 2;
     result.shape = all;
-    if (onepass_shard_states(handle, logits, targets, indices, options, &to) == ONEPASS_OK &&
-        onepass_shard_merge(handle, &gathered, &result) == ONEPASS_OK)
-        for (int64_t i = 0; i < rows * merged; i++)
-            case_put(c, argument, i, statistics[i]);
+    int is_good = onepass_shard_states(handle, logits, targets, indices, options, &to) == ONEPASS_OK &&
+                  onepass_shard_merge(handle, &gathered, &result) == ONEPASS_OK;
+    if (is_good && adds_sums && targets && options->divergence >= ONEPASS_JS) {
+        shape[c->leading_rank] = sent[2] = onepass_shard_sums_width(case_extent(c, 'C')); /* fewer than of states */
+        onepass_tensor of_rows = result;
+        int64_t as_logits[CASE_MAX_RANK];
+        memcpy(as_logits, shape, sizeof as_logits);
+        as_logits[c->leading_rank] = merged;
+        of_rows.ndim = to.ndim;
+        of_rows.shape = as_logits;
+        is_good = onepass_shard_sums(handle, logits, targets, &of_rows, options, &to) == ONEPASS_OK &&
+                  onepass_shard_merge_sums(handle, &result, &gathered, &result) == ONEPASS_OK;
+    }
+    for (int64_t i = 0; is_good && i < rows * merged; i++)
+        case_put(c, argument, i, statistics[i]);
     onepass_destroy(handle);
     free(states);
 }
@@ -104,6 +113,7 @@ static void generate_loss(op_case *c)
                                       .ignore_index = (int64_t)o[LOGITS_IGNORE_INDEX],
                                       .label_smoothing = o[LOGITS_SMOOTHING],
                                       .divergence = (onepass_divergence)(int)o[LOGITS_DIVERGENCE],
+                                      .mixture = o[LOGITS_MIXTURE],
                                       .target_temperature = o[LOGITS_TARGET_TEMPERATURE],
                                       .label_temperature = o[LOGITS_LABEL_TEMPERATURE],
                                       .target_softcap = o[LOGITS_TARGET_SOFTCAP],
@@ -111,7 +121,7 @@ static void generate_loss(op_case *c)
                                       .class_weights = given(c, LOGITS_CLASS_WEIGHTS),
                                       .row_mask = given(c, LOGITS_MASK),
                                       .total_columns = logits_columns(c, LOGITS_COLUMNS)};
-    put_statistics(c, LOSS_STATISTICS, given(c, LOGITS_PREDICTIONS), given(c, LOGITS_TARGETS), NULL, &options);
+    put_statistics(c, LOSS_STATISTICS, given(c, LOGITS_PREDICTIONS), given(c, LOGITS_TARGETS), NULL, &options, 1);
 }
 
 static void settle_loss(op_case *c)
@@ -122,7 +132,6 @@ static void settle_loss(op_case *c)
         a[LOGITS_LABELS].given = 1;
         a[LOGITS_GRAD_TARGETS].given = a[LOGITS_TARGET_LSE].given = a[LOGITS_TARGET_ENTROPY].given = 0;
     }
-    c->options[LOGITS_DIVERGENCE] = (double)((int)c->options[LOGITS_DIVERGENCE] % 2); /* what one exchange is for */
     case_logits.settle(c);
     for (int i = LOGITS_DIVERGENCE; i < LOGITS_OPTIONS && !a[LOGITS_TARGETS].given; i++)
         c->options[i] = 0;
@@ -186,7 +195,7 @@ static void generate_token(op_case *c)
                                       .softcap = c->options[TOKEN_SOFTCAP],
                                       .row_mask = given(c, TOKEN_MASK),
                                       .total_columns = logits_columns(c, TOKEN_COLUMNS)};
-    put_statistics(c, token_statistics(c), given(c, TOKEN_LOGITS), NULL, given(c, TOKEN_INDICES), &options);
+    put_statistics(c, token_statistics(c), given(c, TOKEN_LOGITS), NULL, given(c, TOKEN_INDICES), &options, 0);
 }
 
 static int exact_token(op_case *c, case_arithmetic arithmetic)
@@ -211,12 +220,29 @@ static int64_t states_indices(const op_case *c)
 
 static int states_kind(const op_case *c)
 {
-    int is_reverse = (int)c->options[LOGITS_DIVERGENCE] == ONEPASS_REVERSE_KL;
-    return !c->argument[STATES_TARGETS].given ? NO_DIVERGENCE : is_reverse ? REVERSE_KL : FORWARD_KL;
+    return c->argument[STATES_TARGETS].given ? FORWARD_KL + (int)c->options[LOGITS_DIVERGENCE] : NO_DIVERGENCE;
+}
+
+/* The mixture that goes with the divergence; without targets there is neither. */
+static void settle_mixture(op_case *c, int has_targets)
+{
+    static const double mixtures[] = {0.5, 0.1, 0.9, 0.3};
+    int divergence = has_targets ? (int)c->options[LOGITS_DIVERGENCE] : ONEPASS_KL;
+    int mixes = divergence >= ONEPASS_JS && divergence != ONEPASS_TOTAL_VARIATION;
+    c->options[LOGITS_DIVERGENCE] = divergence;
+    c->options[LOGITS_MIXTURE] = mixes ? mixtures[c->seed % 4] : 0;
+}
+
+/* What is exchanged is known of one slice. */
+static void settle_slice(op_case *c)
+{
+    if (case_extent(c, 'C') > SLICE)
+        c->extents['C' - 'A'] = SLICE;
 }
 
 static void settle_states(op_case *c)
 {
+    settle_slice(c);
     static const double temperatures[] = {0, 1, 2, 0.7}, caps[] = {0, 0, 30, 8};
     case_argument *a = c->argument;
     case_random random = case_random_stream(c->seed, 3);
@@ -229,7 +255,7 @@ static void settle_states(op_case *c)
             c->options[i] = 0;
     c->options[case_option_named(c, "total_columns")] =
         (double)(c->amount != 0 && width > 0 ? width - case_random_below(&random, width < 3 ? width : 3) : width);
-    c->options[LOGITS_DIVERGENCE] = has_targets ? (double)((int)c->options[LOGITS_DIVERGENCE] % 2) : 0;
+    settle_mixture(c, has_targets);
     if (c->amount != 0) {
         c->options[LOGITS_TEMPERATURE] = logits_choice(&random, temperatures, 4);
         c->options[LOGITS_SOFTCAP] = logits_choice(&random, caps, 4);
@@ -325,13 +351,13 @@ static double put_side(op_case *c, int64_t row, int64_t place, softmax_row of, s
     return most;
 }
 
-/* KL of the rows, by the exact loss of logits that are all here. */
+/* The divergence of the rows, by the exact loss of logits that are all here. */
 static op_case whole;
 
 static int expect_divergence(const op_case *c, case_arithmetic arithmetic)
 {
-    static const int same[] = {LOGITS_TEMPERATURE, LOGITS_SOFTCAP, LOGITS_DIVERGENCE, LOGITS_TARGET_TEMPERATURE,
-                               LOGITS_TARGET_SOFTCAP};
+    static const int same[] = {LOGITS_TEMPERATURE,        LOGITS_SOFTCAP,       LOGITS_DIVERGENCE, LOGITS_MIXTURE,
+                               LOGITS_TARGET_TEMPERATURE, LOGITS_TARGET_SOFTCAP};
     int64_t width = case_extent(c, 'C');
     case_begin(&whole, "divergence_logits_logits");
     whole.leading_rank = c->leading_rank;
@@ -375,8 +401,9 @@ static void expect_slice(op_case *c, int64_t row, int64_t place, const double *x
     if (has_targets) {
         put_side(c, row, place + SIDES + SIDE, (softmax_row){x, columns, cap, temperature}, precision, &other);
         put_side(c, row, place + SIDES + 2 * SIDE, (softmax_row){y, columns, 0, temperature}, precision, &other);
-        put_state(c, row, place + DIVERGENCE, whole.argument[LOGITS_VALUE].expected[row],
-                  whole.argument[LOGITS_VALUE].allowed[row]);
+        if (states_kind(c) < FIRST_WITH_SUMS)
+            put_state(c, row, place + DIVERGENCE, whole.argument[LOGITS_VALUE].expected[row],
+                      whole.argument[LOGITS_VALUE].allowed[row]);
     }
     long double below = 0, error = 0, weights = 0;
     for (int64_t k = 0; k < columns && o[LOGITS_SMOOTHING] != 0; k++) {
@@ -450,181 +477,114 @@ const case_definition case_shard_states = {.names = states_names,
                                            .generate = generate_states,
                                            .exact = exact_states};
 
-/* ---- merge ------------------------------------------------------------------------------------------------------- */
+/* ---- sums -------------------------------------------------------------------------------------------------------- */
 
-enum { GATHERED, MERGED };
+enum { SUMS_PREDICTIONS, SUMS_TARGETS, SUMS_LABELS, SUMS_MASK, SUMS_STATISTICS, SUMS_OUT };
 
-typedef struct drawn {
-    int kind, sides, indices;
-    int64_t slices_at;
-    int slice;
-} drawn;
-
-/* What the states of this case are of: its family. */
-static drawn drawn_of(const op_case *c)
+static void settle_sums(op_case *c)
 {
-    drawn d = {.kind = c->family % 3, .indices = c->family / 3 % 3};
-    d.sides = d.kind == NO_DIVERGENCE ? 1 : 3;
-    d.slices_at = SCALES + d.sides + PICK * d.indices;
-    d.slice = SIDES + SIDE * d.sides;
-    return d;
+    settle_slice(c);
+    static const double temperatures[] = {0, 1, 2, 0.7};
+    case_random random = case_random_stream(c->seed, 3);
+    int64_t width = case_extent(c, 'C');
+    for (int i = 0; i < c->option_count; i++)
+        if (i != LOGITS_DIVERGENCE)
+            c->options[i] = 0;
+    if (c->options[LOGITS_DIVERGENCE] < ONEPASS_JS)
+        c->options[LOGITS_DIVERGENCE] = (double)(ONEPASS_JS + c->seed / 4 % 4);
+    settle_mixture(c, 1);
+    c->options[case_option_named(c, "total_columns")] =
+        (double)(c->amount != 0 && width > 0 ? width - case_random_below(&random, width < 3 ? width : 3) : width);
+    if (c->amount != 0)
+        c->options[LOGITS_TEMPERATURE] = logits_choice(&random, temperatures, 4);
+    if (c->family == LOGITS_SPECIAL) /* whose sums are nothing in particular: the loss looks at the maxima first */
+        c->family = LOGITS_GAUSSIAN;
+    c->argument[SUMS_OUT].dtype = case_f64;
+    c->extents['W' - 'A'] = onepass_shard_sums_width(width) + (int64_t)(c->seed % 3);
+    settle_statistics(c, SUMS_STATISTICS, c->argument[SUMS_LABELS].given, 1);
 }
 
-static void settle_merge(op_case *c)
+static void begin_sums(op_case *c)
 {
-    drawn d = drawn_of(c);
-    case_argument *a = c->argument;
-    if (case_extent(c, 'R') == 0)
-        c->extents['R' - 'A'] = 1;
-    a[GATHERED].dtype = a[MERGED].dtype = case_f64;
-    a[GATHERED].layout = a[GATHERED].layout >= CASE_REPEATED_ROWS ? CASE_COMPACT : a[GATHERED].layout;
-    c->extents['W' - 'A'] = onepass_shard_states_width(2 * SLICE, d.indices, d.sides > 1);
-    c->extents['F' - 'A'] = onepass_shard_statistics_width(d.indices, d.sides > 1);
+    c->leading_rank = 1;
+    c->leading[0] = 3;
+    c->extents['C' - 'A'] = 7;
+    c->argument[SUMS_MASK].dtype = case_u8;
+    c->argument[SUMS_LABELS].dtype = case_i64;
+    settle_sums(c);
 }
 
-static void begin_merge(op_case *c)
-{
-    c->extents['R' - 'A'] = 3;
-    c->extents['N' - 'A'] = 2;
-    settle_merge(c);
-}
-
-static double sent(const op_case *c, int64_t rank, int64_t row, int64_t place)
-{
-    return case_was(c, GATHERED, (rank * case_extent(c, 'N') + row) * case_extent(c, 'W') + place);
-}
-
-static void generate_merge(op_case *c)
+static void generate_sums(op_case *c)
 {
     case_random random = case_random_stream(c->seed, 1);
-    drawn d = drawn_of(c);
-    int64_t ranks = case_extent(c, 'R'), rows = case_extent(c, 'N'), width = case_extent(c, 'W');
-    for (int64_t rank = 0; rank < ranks; rank++) {
-        int64_t slices = case_random_below(&random, 3), columns = slices * SLICE - (slices > 0 ? 17 : 0);
-        for (int64_t row = 0; row < rows; row++) {
-            int64_t at = (rank * rows + row) * width;
-            double head[] = {(double)columns, d.kind, d.indices, (double)slices, 64, 1, 0.5, 2};
+    const double *o = c->options;
+    int64_t width = case_extent(c, 'C');
+    double *x = malloc(((size_t)width + 1) * sizeof *x);
+    for (int64_t row = 0; x && row < case_rows(c); row++) {
+        for (int side = SUMS_PREDICTIONS; side <= SUMS_TARGETS; side++) {
+            logits_draw_row(c->family, x, width, &random);
             for (int64_t k = 0; k < width; k++)
-                case_put(c, GATHERED, at + k, k < SCALES + d.sides ? head[k] : 0);
-            for (int i = 0; i < d.indices && (row + i) % ranks == rank; i++) {
-                case_put(c, GATHERED, at + SCALES + d.sides + PICK * i, 1);
-                case_put(c, GATHERED, at + SCALES + d.sides + PICK * i + 1, case_random_normal(&random));
-                case_put(c, GATHERED, at + SCALES + d.sides + PICK * i + 2, case_random_unit(&random));
-            }
-            for (int64_t s = 0; s < slices; s++) {
-                int64_t place = at + d.slices_at + s * d.slice;
-                for (int side = 0; side < d.sides; side++) {
-                    double max = 3 * case_random_normal(&random);
-                    case_put(c, GATHERED, place + SIDES + SIDE * side + MAX, max);
-                    case_put(c, GATHERED, place + SIDES + SIDE * side + OTHERS, 20 * case_random_unit(&random));
-                    case_put(c, GATHERED, place + SIDES + SIDE * side + SPREAD, 30 * case_random_unit(&random));
-                    if (side == 0)
-                        case_put(c, GATHERED, place + BEST, max);
-                }
-                case_put(c, GATHERED, place + FIRST, (double)(s * SLICE + case_random_below(&random, SLICE - 17)));
-                case_put(c, GATHERED, place + DIVERGENCE, d.kind ? case_random_unit(&random) : 0);
-                case_put(c, GATHERED, place + BARE, (double)-INFINITY);
-                case_put(c, GATHERED, place + BELOW, 5 * case_random_unit(&random));
-                case_put(c, GATHERED, place + WEIGHTS, 9 * case_random_unit(&random));
-            }
+                case_put(c, side, row * width + k, x[k]);
         }
+        if (c->argument[SUMS_MASK].given)
+            case_put(c, SUMS_MASK, row, (double)(case_random_below(&random, 4) != 0));
+        if (c->argument[SUMS_LABELS].given)
+            case_put(c, SUMS_LABELS, row, case_random_below(&random, 5) == 0 ? -100 : 0);
     }
+    free(x);
+    onepass_logits_options options = {.size = sizeof options,
+                                      .temperature = o[LOGITS_TEMPERATURE],
+                                      .divergence = (onepass_divergence)(int)o[LOGITS_DIVERGENCE],
+                                      .mixture = o[LOGITS_MIXTURE],
+                                      .labels = given(c, SUMS_LABELS),
+                                      .row_mask = given(c, SUMS_MASK),
+                                      .total_columns = logits_columns(c, LOGITS_COLUMNS)};
+    put_statistics(c, SUMS_STATISTICS, given(c, SUMS_PREDICTIONS), given(c, SUMS_TARGETS), NULL, &options, 0);
 }
 
-/* The numbers of one slice of a row. */
-typedef struct slice_walk {
-    int64_t rank, slice;
-    double columns; /* of the ranks before */
-    double of[SIDES + 3 * SIDE];
-} slice_walk;
-
-static int next_slice(const op_case *c, int64_t row, const drawn *d, slice_walk *w)
+/* What kernels add up of S dD/dS has a multiple of S more, and of T dD/dT as much of T less, each of which adds up to 1
+ * and is off as its columns are. */
+static bounded without_multiple(const exact_logits *e, bounded sum, const exact_softmax *of, long double multiple)
 {
-    int64_t ranks = case_extent(c, 'R');
-    while (w->rank < ranks && w->slice >= (int64_t)sent(c, w->rank, row, SLICES)) {
-        w->columns += sent(c, w->rank++, row, COLUMNS);
-        w->slice = 0;
+    long double error = sum.error;
+    for (int64_t k = 0; k < e->columns; k++) {
+        softmax_column one = exact_column_of(of, k);
+        error += fabsl(multiple) * (one.p_error + 8 * e->precision.u * one.p);
     }
-    for (int k = 0; k < d->slice && w->rank < ranks; k++)
-        w->of[k] = sent(c, w->rank, row, d->slices_at + w->slice * d->slice + k);
-    w->slice++;
-    return w->rank < ranks;
+    return (bounded){sum.x + multiple, error};
 }
 
-static void put_merged(op_case *c, int64_t row, int64_t place, long double x, long double size)
+static int exact_sums(op_case *c, case_arithmetic arithmetic)
 {
-    case_expected(c, MERGED, row * case_extent(c, 'F') + place, x, 1e-13L * size);
-}
-
-static void expect_merged(op_case *c, int64_t row, const drawn *d)
-{
-    static const long double scale[] = {1, 0.5L, 2};
-    long double max[3], total[3], most_below = 0, weights = 0;
-    double first = -1, best = -INFINITY;
-    slice_walk w = {0};
-    for (int side = 0; side < 3; side++)
-        max[side] = -INFINITY, total[side] = 0;
-    while (next_slice(c, row, d, &w)) {
-        for (int side = 0; side < d->sides; side++)
-            max[side] = fmaxl(max[side], w.of[SIDES + SIDE * side]);
-        if (first < 0 || w.of[BEST] > best) {
-            best = w.of[BEST];
-            first = w.columns + w.of[FIRST];
-        }
-    }
-    put_merged(c, row, ALL_COLUMNS, w.columns, 0);
-    put_merged(c, row, ALL_KIND, d->kind, 0);
-    put_merged(c, row, ALL_INDICES, d->indices, 0);
-    put_merged(c, row, ALL_FIRST, first, 0);
-    for (int side = 0; side < d->sides; side++) {
-        long double spread = 0;
-        for (w = (slice_walk){0}; next_slice(c, row, d, &w);) {
-            const double *own = &w.of[SIDES + SIDE * side];
-            long double apart = (max[side] - own[MAX]) * scale[side], factor = expl(-apart);
-            total[side] += factor * (1 + (long double)own[OTHERS]);
-            spread += factor * (own[SPREAD] + apart * (1 + (long double)own[OTHERS]));
-        }
-        put_merged(c, row, ALL_SIDES + SIDE * side + MAX, max[side], 0);
-        put_merged(c, row, ALL_SIDES + SIDE * side + OTHERS, total[side] > 0 ? total[side] - 1 : 0, total[side]);
-        put_merged(c, row, ALL_SIDES + SIDE * side + SPREAD, spread, spread);
-    }
-    long double divergence = 0;
-    int a = d->kind == REVERSE_KL ? 1 : 2, b = 3 - a;
-    for (w = (slice_walk){0}; next_slice(c, row, d, &w);) {
-        most_below += w.of[BELOW] + (max[0] - w.of[SIDES + MAX]) * w.of[WEIGHTS];
-        weights += w.of[WEIGHTS];
-        if (d->sides == 1)
+    int64_t columns = logits_columns(c, LOGITS_COLUMNS), width = case_extent(c, 'W');
+    exact_logits *e = expect_divergence(c, arithmetic) ? exact_logits_begin(&whole, arithmetic) : NULL;
+    for (int64_t row = 0; e && row < case_rows(c); row++) {
+        double head[SUMS_BEGIN] = {(double)columns, FORWARD_KL + c->options[LOGITS_DIVERGENCE],
+                                   c->options[LOGITS_MIXTURE], columns > 0};
+        for (int64_t k = 0; k < width; k++)
+            case_expected(c, SUMS_OUT, row * width + k, k < SUMS_BEGIN ? head[k] : 0, 0);
+        if (columns == 0 || case_was_or(c, SUMS_MASK, row, 1) == 0 ||
+            (c->argument[SUMS_LABELS].given && case_was(c, SUMS_LABELS, row) == -100))
             continue;
-        const double *of_a = &w.of[SIDES + SIDE * a], *of_b = &w.of[SIDES + SIDE * b];
-        long double mass_a = expl((of_a[MAX] - max[a]) * scale[a]) * (1 + of_a[OTHERS]) / total[a];
-        long double mass_b = expl((of_b[MAX] - max[b]) * scale[b]) * (1 + of_b[OTHERS]) / total[b];
-        divergence += mass_a * (w.of[DIVERGENCE] + logl(mass_a / mass_b));
+        exact_logits_row(e, row, 1);
+        long double multiple = e->a * (1 - e->q) - e->b * e->q;
+        int lacks_mass = e->s.has_no_mass || e->t.has_no_mass; /* nothing is defined then */
+        bounded nothing = {NAN, 0};
+        bounded sum_s = lacks_mass ? nothing : without_multiple(e, e->s_sum, &e->s, multiple);
+        bounded sum_t = lacks_mass ? nothing : without_multiple(e, e->t_sum, &e->t, -multiple);
+        case_expected(c, SUMS_OUT, row * width + SUMS_BEGIN, whole.argument[LOGITS_VALUE].expected[row],
+                      whole.argument[LOGITS_VALUE].allowed[row]);
+        case_expected(c, SUMS_OUT, row * width + SUMS_BEGIN + 1, sum_s.x, sum_s.error);
+        case_expected(c, SUMS_OUT, row * width + SUMS_BEGIN + 2, sum_t.x, sum_t.error);
     }
-    int has_any = d->kind != NO_DIVERGENCE;
-    put_merged(c, row, ALL_BELOW, most_below, most_below);
-    put_merged(c, row, ALL_WEIGHTS, weights, weights);
-    put_merged(c, row, ALL_DIVERGENCE, divergence, 1 + divergence);
-    put_merged(c, row, SUM_S, has_any ? (a == 1 ? divergence : -1) : 0, 1 + divergence);
-    put_merged(c, row, SUM_T, has_any ? (a == 1 ? -1 : divergence) : 0, 1 + divergence);
-    for (int i = 0; i < d->indices; i++)
-        for (int k = 0; k < PICK; k++)
-            put_merged(c, row, ALL_SIDES + SIDE * d->sides + PICK * i + k,
-                       sent(c, (row + i) % case_extent(c, 'R'), row, SCALES + d->sides + PICK * i + k), 0);
+    exact_logits_end(e);
+    return e != NULL;
 }
 
-static int exact_merge(op_case *c, case_arithmetic arithmetic)
-{
-    (void)arithmetic; /* in double, whatever level */
-    drawn d = drawn_of(c);
-    for (int64_t row = 0; row < case_extent(c, 'N'); row++)
-        expect_merged(c, row, &d);
-    return 1;
-}
-
-static const char *const merge_names[] = {"shard_merge", NULL};
-const case_definition case_shard_merge = {.names = merge_names,
-                                          .families = 9,
-                                          .begin = begin_merge,
-                                          .settle = settle_merge,
-                                          .generate = generate_merge,
-                                          .exact = exact_merge};
+static const char *const sums_names[] = {"shard_sums", NULL};
+const case_definition case_shard_sums = {.names = sums_names,
+                                         .families = LOGITS_SPECIAL + 1,
+                                         .begin = begin_sums,
+                                         .settle = settle_sums,
+                                         .generate = generate_sums,
+                                         .exact = exact_sums};

@@ -517,6 +517,12 @@ ONEPASS_API onepass_status onepass_token_workspace_size(onepass_handle *handle, 
  *     onepass_shard_states   what a rank sends of its columns: states [..., W], fp64
  *         every rank's states go to all, in the order of the ranks: gathered [R, N, W], N rows
  *     onepass_shard_merge    statistics [N, F] of the whole rows, the same bits on every rank
+ *
+ *     of JS, the skew divergences and total variation, whose sums need both softmaxes of the whole row, once more:
+ *     onepass_shard_sums        sums [..., W] of this rank's columns
+ *         every rank's sums go to all: gathered [R, N, W]
+ *     onepass_shard_merge_sums  the statistics with the sums
+ *
  *     onepass_shard_loss, onepass_shard_token_log_probs and its _backward: value and row results, on every rank the
  *                            same; gradients of this rank's columns
  *
@@ -543,8 +549,20 @@ ONEPASS_API onepass_status onepass_shard_states(onepass_handle *handle, const on
 ONEPASS_API onepass_status onepass_shard_merge(onepass_handle *handle, const onepass_tensor *gathered,
                                                const onepass_tensor *statistics);
 
+/* The second exchange of such a divergence. statistics [..., F] are those of onepass_shard_merge; predictions, targets
+ * and options those of the states. onepass_shard_sums_width says W, of the largest number of columns that a rank has;
+ * -1 for a negative one. merged [N, F] are the statistics the loss takes; they may be the very view that lacks the
+ * sums.
+ */
+ONEPASS_API int64_t onepass_shard_sums_width(int64_t columns);
+ONEPASS_API onepass_status onepass_shard_sums(onepass_handle *handle, const onepass_tensor *predictions,
+                                              const onepass_tensor *targets, const onepass_tensor *statistics,
+                                              const onepass_logits_options *options, const onepass_tensor *sums);
+ONEPASS_API onepass_status onepass_shard_merge_sums(onepass_handle *handle, const onepass_tensor *statistics,
+                                                    const onepass_tensor *gathered, const onepass_tensor *merged);
+
 /* onepass_divergence_logits_logits, or onepass_cross_entropy_logits_labels if targets is NULL, of this rank's columns.
- * statistics [..., F]; options are those of the states, labels too. Divergences: ONEPASS_KL and ONEPASS_REVERSE_KL. */
+ * statistics [..., F]; options are those of the states, labels too. */
 ONEPASS_API onepass_status onepass_shard_loss(onepass_handle *handle, const onepass_tensor *predictions,
                                               const onepass_tensor *targets, const onepass_tensor *statistics,
                                               const onepass_logits_options *options, const onepass_tensor *value,

@@ -172,6 +172,16 @@ static onepass_status shard_states(onepass_handle *handle, const onepass_tensor 
     return onepass_shard_states(handle, t[PREDICTIONS], t[TARGETS], t[INDICES], &o, t[STATES]);
 }
 
+static onepass_status shard_sums(onepass_handle *handle, const onepass_tensor *const *t, const double *options)
+{
+    enum { PREDICTIONS, TARGETS, LABELS, MASK, STATISTICS, SUMS };
+    const onepass_tensor *of_loss[SHARD_STATISTICS + 1] = {[LOGITS_LABELS] = t[LABELS], [LOGITS_MASK] = t[MASK]};
+    onepass_logits_options o = logits_options(of_loss, options, DIVERGENCE, NULL, 0);
+    o.first_column = (int64_t)options[SHARD_FIRST_COLUMN];
+    o.total_columns = (int64_t)options[SHARD_TOTAL_COLUMNS];
+    return onepass_shard_sums(handle, t[PREDICTIONS], t[TARGETS], t[STATISTICS], &o, t[SUMS]);
+}
+
 static onepass_status shard_token(int is_backward, onepass_handle *handle, const onepass_tensor *const *t,
                                   const double *options)
 {
@@ -341,6 +351,10 @@ onepass_status entry_point(onepass_handle *handle, const onepass_operator *op, c
         return shard_loss(handle, t, options);
     if (is(op, "shard_states"))
         return shard_states(handle, t, options);
+    if (is(op, "shard_sums"))
+        return shard_sums(handle, t, options);
+    if (is(op, "shard_merge_sums"))
+        return onepass_shard_merge_sums(handle, t[0], t[1], t[2]);
     if (is(op, "shard_merge"))
         return onepass_shard_merge(handle, t[0], t[1]);
     if (is(op, "shard_token_log_probs") || is(op, "shard_token_log_probs_backward"))

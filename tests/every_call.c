@@ -22,6 +22,13 @@ static const char *const operator_names[CALL_OPERATORS] = {
     "cross_entropy_logits_labels",
     "token_log_probs",
     "token_log_probs_backward",
+    "shard_states",
+    "shard_merge",
+    "shard_sums",
+    "shard_merge_sums",
+    "shard_loss",
+    "shard_token_log_probs",
+    "shard_token_log_probs_backward",
     "linear",
     "linear_backward",
     "linear_cross_entropy",
@@ -39,7 +46,7 @@ const char *call_name(call_operator operator_id)
 
 int call_has_depth(call_operator operator_id)
 {
-    return operator_id >= CALL_TOKEN;
+    return operator_id >= CALL_TOKEN && !(operator_id >= CALL_SHARD_STATES && operator_id <= CALL_SHARD_LOSS);
 }
 
 int call_is_from_logits(call_operator operator_id)
@@ -349,6 +356,128 @@ static void make_token(every_call *c, test_random *random)
         add(c, "grad_bias", WRITTEN, k.type, 1, k.columns, 0);
 }
 
+/* ---- over several ranks ------------------------------------------------------------------------------------------ */
+
+/* Compact memory of a call's own: [.., rows, numbers]. */
+typedef struct exchanged {
+    double *data;
+    int64_t shape[3];
+    onepass_tensor rows, ranks; /* the same without the rank before it, and with it */
+} exchanged;
+
+static void open_exchanged(exchanged *e, int64_t rows, int64_t numbers)
+{
+    e->data = take(((size_t)(rows * numbers) + 1) * sizeof *e->data);
+    e->shape[0] = 1;
+    e->shape[1] = rows;
+    e->shape[2] = numbers;
+    e->rows = kl_tensor(ONEP_F64, e->data, 2, e->shape + 1);
+    e->ranks = kl_tensor(ONEP_F64, e->data, 3, e->shape);
+}
+
+static void must(onepass_status status)
+{
+    CHECK(status == ONEPASS_OK, "%s", onepass_last_error());
+}
+
+/* An input with what has been exchanged. Gathered states are of one rank, whose dimension `add` has no place for. */
+static void put_exchanged(every_call *c, const char *name, const exchanged *from, int has_ranks)
+{
+    add(c, name, READ, ONEP_F64, 2, from->shape[1], from->shape[2]);
+    for (int64_t i = 0; i < from->shape[1] * from->shape[2]; i++)
+        put(last(c), i, from->data[i]);
+    if (!has_ranks)
+        return;
+    call_tensor *t = last(c);
+    memmove(t->shape + 1, t->shape, 2 * sizeof t->shape[0]);
+    memmove(t->strides + 1, t->strides, 2 * sizeof t->strides[0]);
+    t->shape[0] = 1;
+    t->strides[0] = t->strides[1] * t->shape[1];
+    t->tensor.ndim = 3;
+}
+
+/* Logits on one side or on both, labels or indices, and what has been exchanged before this call, by level "ref". */
+static void make_shard(every_call *c, test_random *random)
+{
+    call_kind k = c->kind;
+    int is_token = k.operator_id == CALL_SHARD_TOKEN || k.operator_id == CALL_SHARD_TOKEN_BACKWARD;
+    int has_sums = k.operator_id == CALL_SHARD_SUMS || k.operator_id == CALL_SHARD_MERGE_SUMS;
+    int has_targets = has_sums || (!is_token && k.variant % 2);
+    onepass_logits_options *o = &c->logits;
+    *o = (onepass_logits_options){.size = sizeof *o, .reduction = reductions[k.variant % 5]};
+    o->divergence = (onepass_divergence)(has_sums ? ONEPASS_JS + k.variant % 4 : has_targets ? k.variant / 2 % 6 : 0);
+    int is_apart = o->divergence == ONEPASS_TOTAL_VARIATION;
+    o->mixture = o->divergence >= ONEPASS_JS && !is_apart ? 0.3 : 0;
+    o->temperature = k.variant % 3 == 1 ? 1.5 : 0;
+    c->token = (onepass_token_options){.size = sizeof c->token, .temperature = o->temperature};
+    o->total_columns = c->token.total_columns = k.columns;
+    onepass_tensor *logits = add(c, is_token ? "logits" : "predictions", READ, k.type, 2, k.rows, k.columns);
+    fill_logits(last(c), is_apart, random);
+    onepass_tensor *targets = NULL, *indices = NULL;
+    if (has_targets) {
+        make_targets(c, is_apart, random);
+        targets = &c->tensor[c->count - 2].tensor;
+    }
+    if (is_token)
+        indices = labels(c, "indices", 2, k.depth, random);
+    else if (!has_targets || k.variant / 2 % 2)
+        o->labels = labels(c, "options.labels", 1, 0, random);
+    if (k.variant % 2)
+        o->row_mask = c->token.row_mask = given(c, "row_mask", ONEP_BYTE, 1, k.rows, 0, 0, 1, random);
+    if (!is_token && o->labels)
+        o->class_weights = given(c, "class_weights", k.type, 1, k.columns, 0, 0.5, 2, random);
+    o->label_smoothing = o->labels ? 0.1 : 0;
+    int64_t count = is_token ? k.depth : o->labels != NULL;
+    exchanged states, statistics, sums;
+    open_exchanged(&states, k.rows, onepass_shard_states_width(k.columns, count, has_targets));
+    open_exchanged(&statistics, k.rows, onepass_shard_statistics_width(count, has_targets));
+    open_exchanged(&sums, k.rows, onepass_shard_sums_width(k.columns));
+    onepass_handle *handle = test_handle(ONEP_REF, 1);
+    if (k.operator_id != CALL_SHARD_STATES) {
+        must(onepass_shard_states(handle, logits, targets, indices, o, &states.rows));
+        must(onepass_shard_merge(handle, &states.ranks, &statistics.rows));
+    }
+    if (k.operator_id == CALL_SHARD_STATES)
+        add(c, "states", WRITTEN, ONEP_F64, 2, k.rows, states.shape[2]);
+    else if (k.operator_id == CALL_SHARD_MERGE)
+        put_exchanged(c, "gathered", &states, 1);
+    else if (k.operator_id == CALL_SHARD_SUMS || k.operator_id == CALL_SHARD_MERGE_SUMS)
+        put_exchanged(c, "statistics", &statistics, 0);
+    if (k.operator_id == CALL_SHARD_SUMS)
+        add(c, "sums", WRITTEN, ONEP_F64, 2, k.rows, sums.shape[2]);
+    else if (has_targets && o->divergence >= ONEPASS_JS && k.operator_id > CALL_SHARD_SUMS)
+        must(onepass_shard_sums(handle, logits, targets, &statistics.rows, o, &sums.rows));
+    if (k.operator_id == CALL_SHARD_MERGE_SUMS)
+        put_exchanged(c, "gathered", &sums, 1);
+    if (k.operator_id == CALL_SHARD_MERGE || k.operator_id == CALL_SHARD_MERGE_SUMS) {
+        add(c, "merged", WRITTEN, ONEP_F64, 2, k.rows, statistics.shape[2]);
+    } else if (k.operator_id >= CALL_SHARD_LOSS) {
+        if (o->divergence >= ONEPASS_JS)
+            must(onepass_shard_merge_sums(handle, &statistics.rows, &sums.ranks, &statistics.rows));
+        put_exchanged(c, "statistics", &statistics, 0);
+    }
+    onepass_destroy(handle);
+    free(states.data);
+    free(statistics.data);
+    free(sums.data);
+    if (k.operator_id == CALL_SHARD_LOSS) {
+        o->lse = add(c, "lse", WRITTEN, k.type, 1, k.rows, 0);
+        o->entropy = add(c, "entropy", WRITTEN, k.type, 1, k.rows, 0);
+        add(c, "value", WRITTEN, k.type, value_rank(o->reduction), k.rows, 0);
+        add(c, "grad_predictions", WRITTEN, k.type, 2, k.rows, k.columns);
+    } else if (is_token) {
+        int is_backward = k.operator_id == CALL_SHARD_TOKEN_BACKWARD;
+        static const char *const names[] = {"log_prob", "entropy", "lse"};
+        for (int i = 0; i < 3; i++) {
+            add(c, names[i], is_backward ? READ : WRITTEN, k.type, i ? 1 : 2, k.rows, i ? 0 : k.depth);
+            if (is_backward)
+                fill(last(c), 0.5, 2, random);
+        }
+        if (is_backward)
+            add(c, "grad_logits", WRITTEN, k.type, 2, k.rows, k.columns);
+    }
+}
+
 static void make_linear(every_call *c, test_random *random)
 {
     call_kind k = c->kind;
@@ -492,6 +621,8 @@ every_call *call_make(call_kind kind, double magnitude, uint64_t stream)
         make_logits(c, &random);
     else if (kind.operator_id <= CALL_TOKEN_BACKWARD)
         make_token(c, &random);
+    else if (kind.operator_id <= CALL_SHARD_TOKEN_BACKWARD)
+        make_shard(c, &random);
     else if (kind.operator_id <= CALL_LINEAR_BACKWARD)
         make_linear(c, &random);
     else if (kind.operator_id <= CALL_LINEAR_DIVERGENCE)
@@ -547,6 +678,8 @@ void *call_prepare(every_call *c, onepass_handle *handle, size_t *bytes)
         status = onepass_logits_workspace_size(handle, named(c, "predictions"), &c->logits, bytes);
     else if (c->kind.operator_id <= CALL_TOKEN_BACKWARD)
         status = onepass_token_workspace_size(handle, named(c, "logits"), &c->token, bytes);
+    else if (c->kind.operator_id <= CALL_SHARD_TOKEN_BACKWARD)
+        *bytes = 0; /* on no level */
     else if (c->kind.operator_id <= CALL_LINEAR_BACKWARD)
         status = onepass_linear_workspace_size(handle, input, weight, bytes);
     else if (c->kind.operator_id == CALL_LINEAR_CROSS_ENTROPY)
@@ -603,11 +736,39 @@ static onepass_status execute_loss(every_call *c, onepass_handle *handle)
     }
 }
 
+static onepass_status execute_shard(every_call *c, onepass_handle *handle)
+{
+    const onepass_tensor *predictions = named(c, "predictions"), *targets = named(c, "targets");
+    const onepass_tensor *logits = named(c, "logits"), *indices = named(c, "indices");
+    const onepass_tensor *log_prob = named(c, "log_prob"), *entropy = named(c, "entropy"), *lse = named(c, "lse");
+    const onepass_tensor *statistics = named(c, "statistics"), *gathered = named(c, "gathered");
+    switch (c->kind.operator_id) {
+    case CALL_SHARD_STATES:
+        return onepass_shard_states(handle, predictions, targets, indices, &c->logits, named(c, "states"));
+    case CALL_SHARD_MERGE:
+        return onepass_shard_merge(handle, gathered, named(c, "merged"));
+    case CALL_SHARD_SUMS:
+        return onepass_shard_sums(handle, predictions, targets, statistics, &c->logits, named(c, "sums"));
+    case CALL_SHARD_MERGE_SUMS:
+        return onepass_shard_merge_sums(handle, statistics, gathered, named(c, "merged"));
+    case CALL_SHARD_LOSS:
+        return onepass_shard_loss(handle, predictions, targets, statistics, &c->logits, named(c, "value"),
+                                  named(c, "grad_predictions"), named(c, "grad_targets"));
+    case CALL_SHARD_TOKEN:
+        return onepass_shard_token_log_probs(handle, logits, indices, statistics, &c->token, log_prob, entropy, lse);
+    default:
+        return onepass_shard_token_log_probs_backward(handle, logits, indices, statistics, log_prob, entropy, lse,
+                                                      &c->token, named(c, "grad_logits"));
+    }
+}
+
 onepass_status call_execute(every_call *c, onepass_handle *handle, void *workspace, size_t bytes)
 {
     const onepass_tensor *input = named(c, "input"), *weight = named(c, "weight"), *output = named(c, "output");
     c->kl.workspace = c->head.workspace = c->logits.workspace = c->token.workspace = workspace;
     c->kl.workspace_size = c->head.workspace_size = c->logits.workspace_size = c->token.workspace_size = bytes;
+    if (c->kind.operator_id >= CALL_SHARD_STATES && c->kind.operator_id <= CALL_SHARD_TOKEN_BACKWARD)
+        return execute_shard(c, handle);
     if (call_is_from_logits(c->kind.operator_id))
         return execute_loss(c, handle);
     switch (c->kind.operator_id) {

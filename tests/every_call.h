@@ -21,6 +21,13 @@ typedef enum call_operator {
     CALL_CROSS_ENTROPY,
     CALL_TOKEN,
     CALL_TOKEN_BACKWARD,
+    CALL_SHARD_STATES, /* of one rank that has all columns, as everything over several ranks here */
+    CALL_SHARD_MERGE,
+    CALL_SHARD_SUMS,
+    CALL_SHARD_MERGE_SUMS,
+    CALL_SHARD_LOSS,
+    CALL_SHARD_TOKEN,
+    CALL_SHARD_TOKEN_BACKWARD,
     CALL_LINEAR, /* those before it take rows of columns, those from here on multiply */
     CALL_LINEAR_BACKWARD,
     CALL_LINEAR_CROSS_ENTROPY,
@@ -44,7 +51,7 @@ enum { CALL_TENSORS = 24, CALL_VARIANTS = 20 };
 typedef struct call_tensor {
     const char *name;
     onepass_tensor tensor;
-    int64_t shape[2], strides[2];
+    int64_t shape[3], strides[3];
     onep_type type;
     case_buffer buffer;
     int on_heap, is_output, is_kept; /* kept: read and written, as running statistics are */

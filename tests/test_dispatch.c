@@ -80,6 +80,8 @@ static int lacks_cuda(const char *name)
                                           "head_backward_synchronised",
                                           "shard_states",
                                           "shard_merge",
+                                          "shard_sums",
+                                          "shard_merge_sums",
                                           "shard_loss",
                                           "shard_token_log_probs",
                                           "shard_token_log_probs_backward"};
@@ -92,7 +94,7 @@ static int lacks_cuda(const char *name)
 /* The operators whose reference is every level's kernel. */
 static int is_for_all_levels(const char *name)
 {
-    return strcmp(name, "shard_merge") == 0;
+    return strcmp(name, "shard_merge") == 0 || strcmp(name, "shard_merge_sums") == 0;
 }
 
 /* Every level has a kernel for every type: its own where it has one, that of the next lower level elsewhere. */

@@ -135,9 +135,20 @@ static const onepass_tensor *exchange(onepass_handle *handle, const op_case *c, 
                                   view(gathered + r * rows * width, case_f64, 2, rows, width, 0, 0)));
     }
     char *statistics = claim((size_t)(rows * merged) * sizeof(double));
-    must(onepass_shard_merge(handle, view(gathered, case_f64, 3, g->ranks, rows, width, 0),
-                             view(statistics, case_f64, 2, rows, merged, 0, 0)));
-    return view(statistics, case_f64, 2, rows, merged, 0, 0);
+    const onepass_tensor *all = view(statistics, case_f64, 2, rows, merged, 0, 0);
+    must(onepass_shard_merge(handle, view(gathered, case_f64, 3, g->ranks, rows, width, 0), all));
+    if (!has_targets || options->divergence < ONEPASS_JS)
+        return all;
+    int64_t of_sums = onepass_shard_sums_width(most);
+    double *sent = (double *)(void *)claim((size_t)(g->ranks * rows * of_sums) * sizeof(double));
+    for (int r = 0; r < g->ranks; r++) {
+        onepass_logits_options o = *options;
+        o.first_column = g->begin[r];
+        must(onepass_shard_sums(handle, part_of(c, logits, g, r), part_of(c, targets, g, r), all, &o,
+                                view(sent + r * rows * of_sums, case_f64, 2, rows, of_sums, 0, 0)));
+    }
+    must(onepass_shard_merge_sums(handle, all, view(sent, case_f64, 3, g->ranks, rows, of_sums, 0), all));
+    return all;
 }
 
 /* Memory for a result, poisoned: all columns of a gradient, or this rank's own of anything else. */
@@ -342,7 +353,7 @@ static void join(op_case *c, const char *name, int64_t rows, int64_t width, int 
         c->options[LOGITS_SEMANTICS] = (double)test_random_below(random, 2);
         c->options[LOGITS_HAS_IGNORE_INDEX] = (double)test_random_below(random, 2);
         if (c->arguments > LOGITS_TARGETS)
-            c->options[LOGITS_DIVERGENCE] = (double)test_random_below(random, ONEPASS_REVERSE_KL + 1);
+            c->options[LOGITS_DIVERGENCE] = (double)test_random_below(random, ONEPASS_TOTAL_VARIATION + 1);
     }
     case_settle(c);
     CHECK(case_make(c), "no memory");
@@ -450,6 +461,46 @@ static void test_borders(onep_level level, onepass_handle *handle, int number)
     forget();
 }
 
+/* The rows of a block are added up before the blocks are: what a block is, of 1 row here and of 4 if a slice were all
+ * there is, must not depend on what a rank has. Weights cancel from one 4 rows to the next, so that their sum says how
+ * they were put together. */
+static void test_blocks(onep_level level, onepass_handle *handle)
+{
+    static const double weights[] = {0x1p60, 3, 0x1p58, 5, -0x1p60, 7, -0x1p58, 11};
+    static const group groups[] = {{1, {0, 4 * SLICE}},
+                                   {2, {0, SLICE, 4 * SLICE}},
+                                   {3, {0, 3 * SLICE, 3 * SLICE, 4 * SLICE}},
+                                   {4, {0, SLICE, 2 * SLICE, 3 * SLICE, 4 * SLICE}}};
+    enum { ROWS = 8, WIDTH = 4 * SLICE };
+    CHECK(case_begin(&c, "cross_entropy_logits_labels"), "no cases");
+    c.leading[0] = ROWS;
+    c.extents['C' - 'A'] = WIDTH;
+    c.argument[LOGITS_WEIGHTS].given = 1;
+    c.argument[LOGITS_WEIGHTS].dtype = c.argument[LOGITS_VALUE].dtype = case_f64;
+    c.options[LOGITS_REDUCTION] = ONEPASS_SUM;
+    case_settle(&c);
+    CHECK(case_make(&c), "no memory");
+    for (int64_t row = 0; row < ROWS; row++) {
+        for (int64_t k = 0; k < WIDTH; k++)
+            case_put(&c, LOGITS_PREDICTIONS, row * WIDTH + k, (double)(k % 11) / 4);
+        case_put(&c, LOGITS_LABELS, row, SLICE + 7);
+        case_put(&c, LOGITS_WEIGHTS, row, weights[row]);
+    }
+    case_remember(&c);
+    results first, of;
+    for (int i = 0; i < 4; i++) {
+        describe("blocks", &groups[i], level);
+        play(handle, &c, &groups[i], i & 1, &of);
+        if (i == 0)
+            first = of;
+        same_bits(&c, &of, &first, "a single rank");
+        for (int r = 1; r < groups[i].ranks; r++)
+            CHECK(memcmp(of.of[LOGITS_VALUE][0], of.of[LOGITS_VALUE][r], sizeof(double)) == 0,
+                  "rank %d has other bits than rank 0", r);
+    }
+    forget();
+}
+
 /* A row of one slice has the bits of the unsharded loss, wherever the ranks without columns are. */
 static void test_one_slice(onep_level level, onepass_handle *handle, int number)
 {
@@ -508,9 +559,7 @@ static void test_refusals(onepass_handle *handle)
     o.divergence = ONEPASS_REVERSE_KL;
     refused(onepass_shard_states(handle, x, NULL, NULL, &o, s), "options.divergence", "without targets");
     o.divergence = ONEPASS_JS;
-    CHECK(onepass_shard_states(handle, x, x, NULL, &o, s) == ONEPASS_UNSUPPORTED &&
-              strstr(onepass_last_error(), "options.divergence"),
-          "%s", onepass_last_error());
+    refused(onepass_shard_states(handle, x, x, NULL, &o, s), "options.mixture", "above 0");
     o.divergence = ONEPASS_KL;
     must(onepass_shard_states(handle, x, NULL, NULL, &o, s));
     double gathered[2][2][64];
@@ -541,11 +590,60 @@ static void test_refusals(onepass_handle *handle)
     forget();
 }
 
-/* KL of equal logits is exactly 0 however they are cut, and small divergences keep their digits. */
+/* A second exchange that is left out, made twice, or of another divergence. */
+static void test_sums_refusals(onepass_handle *handle)
+{
+    test_context("refusals of sums");
+    float x_of[8] = {0, 1, 2, 3, 4, 5, 6, 7}, y_of[8] = {1, 1, 2, 3, 0, 5, 0, 7}, value;
+    double sent[2][32] = {{0}}, merged[2][32] = {{0}}, of_sums[2][8], complete[2][32];
+    const onepass_tensor *x = view(x_of, case_f32, 2, 2, 4, 0, 0), *y = view(y_of, case_f32, 2, 2, 4, 0, 0);
+    const onepass_tensor *v = view(&value, case_f32, 0, 0, 0, 0, 0);
+    int64_t w = onepass_shard_states_width(4, 0, 1), f = onepass_shard_statistics_width(0, 1);
+    int64_t u = onepass_shard_sums_width(4);
+    const onepass_tensor *s = view(sent, case_f64, 2, 2, w, 0, 32), *t = view(merged, case_f64, 2, 2, f, 0, 32);
+    const onepass_tensor *sums = view(of_sums, case_f64, 2, 2, u, 0, 8);
+    const onepass_tensor *to = view(complete, case_f64, 2, 2, f, 0, 32);
+    const onepass_tensor *all = view(of_sums, case_f64, 3, 1, 2, 8, 0);
+    onepass_logits_options o = {.size = sizeof o, .divergence = ONEPASS_JS, .mixture = 0.5, .total_columns = 4};
+    CHECK(onepass_shard_sums_width(-1) == -1 && onepass_shard_sums_width(0) == 4 && u == 7, "widths");
+    must(onepass_shard_states(handle, x, y, NULL, &o, s));
+    must(onepass_shard_merge(handle, view(sent, case_f64, 3, 1, 2, 32, 0), t));
+    refused(onepass_shard_loss(handle, x, y, t, &o, v, NULL, NULL), "statistics", "lacks the sums");
+    refused(onepass_shard_sums(handle, x, y, t, &o, view(of_sums, case_f64, 2, 2, u - 1, 0, 8)), "sums", "need");
+    refused(onepass_shard_sums(handle, x, NULL, t, &o, sums), "targets", "required");
+    onepass_logits_options other = o;
+    other.divergence = ONEPASS_KL;
+    other.mixture = 0;
+    refused(onepass_shard_sums(handle, x, y, t, &other, sums), "options.divergence", "has sums");
+    other.divergence = ONEPASS_TOTAL_VARIATION;
+    refused(onepass_shard_sums(handle, x, y, t, &other, sums), "statistics", "another loss");
+    other = o;
+    other.total_columns = 5;
+    refused(onepass_shard_sums(handle, x, y, t, &other, sums), "statistics", "4 columns");
+    memset(of_sums, 0, sizeof of_sums);
+    refused(onepass_shard_merge_sums(handle, t, all, to), "gathered", "row 0 of rank 0");
+    must(onepass_shard_sums(handle, x, y, t, &o, sums));
+    refused(onepass_shard_merge_sums(handle, t, view(of_sums, case_f64, 3, 0, 2, 8, 0), to), "gathered", "rank");
+    double twice[2][2][8];
+    memcpy(twice[0], of_sums, sizeof of_sums);
+    memcpy(twice[1], of_sums, sizeof of_sums);
+    refused(onepass_shard_merge_sums(handle, t, view(twice, case_f64, 3, 2, 2, 8, 0), to), "statistics", "8");
+    twice[1][0][2] = 0.25;
+    refused(onepass_shard_merge_sums(handle, t, view(twice, case_f64, 3, 2, 2, 8, 0), to), "gathered", "mixture 0.25");
+    must(onepass_shard_merge_sums(handle, t, all, to));
+    refused(onepass_shard_merge_sums(handle, to, all, t), "statistics", "kind");
+    refused(onepass_shard_sums(handle, x, y, to, &o, sums), "statistics", "has the sums");
+    must(onepass_shard_loss(handle, x, y, to, &o, v, NULL, NULL));
+    o.divergence = ONEPASS_SKEW_KL;
+    refused(onepass_shard_loss(handle, x, y, to, &o, v, NULL, NULL), "statistics", "another loss");
+    forget();
+}
+
+/* Divergences of equal logits are exactly 0 however they are cut. */
 static void test_equal_sides(onep_level level, onepass_handle *handle)
 {
     test_random random = test_random_stream(5 + (uint64_t)level);
-    for (int divergence = ONEPASS_KL; divergence <= ONEPASS_REVERSE_KL; divergence++) {
+    for (int divergence = ONEPASS_KL; divergence <= ONEPASS_TOTAL_VARIATION; divergence++) {
         CHECK(case_begin(&c, "divergence_logits_logits"), "no cases");
         c.leading[0] = 3;
         c.extents['C' - 'A'] = 333;
@@ -605,9 +703,11 @@ int main(void)
             test_borders((onep_level)level, handle, i / test_one_in(6));
         for (int i = 0; i < 100 && level != ONEP_REF; i += test_one_in(4))
             test_one_slice((onep_level)level, handle, i / test_one_in(4));
+        test_blocks((onep_level)level, handle);
         test_equal_sides((onep_level)level, handle);
         test_one_column((onep_level)level, handle);
         test_refusals(handle);
+        test_sums_refusals(handle);
         onepass_destroy(handle);
     }
     case_free(&c);

@@ -740,7 +740,7 @@ class Json(ToolTest):
         self.assertEqual(levels, set(self.ask("info")["levels_usable"]) - {"ref"})
         operators = {line.get("operator") for line in answer["lines"]}
         self.assertEqual(operators, {None, "divergence", "cross-entropy", "token", "linear-cross-entropy",
-                                     "linear-divergence", "linear-token", "linear", "head"})
+                                     "linear-divergence", "linear-token", "shards", "linear", "head"})
 
     def test_bench(self):
         for arguments in (("--rows", "64", "--cols", "100"),

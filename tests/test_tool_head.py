@@ -264,7 +264,7 @@ class Commands(LayerTest):
         levels = set(json.loads(self.good("info", "--json"))["levels_usable"]) - {"ref"}
         want = {(level, name, dtype) for level in levels
                 for name in ("cross-entropy", "divergence", "head", "linear", "linear-cross-entropy",
-                             "linear-divergence", "linear-token", "token")
+                             "linear-divergence", "linear-token", "shards", "token")
                 for dtype in ("f16", "bf16", "f32", "f64")}
         self.assertEqual({(line["level"], line["operator"], line["dtype"]) for line in lines}, want)
         self.assertTrue(all(line["cases"] > 0 and line["failures"] == 0 for line in lines))

@@ -3,10 +3,10 @@
 
 #include "cases/logits.h"
 
-const char *const check_loss_names[CHECK_LOSSES] = {"divergence",           "cross-entropy",     "token",
-                                                    "linear-cross-entropy", "linear-divergence", "linear-token"};
+const char *const check_loss_names[CHECK_LOSSES] = {
+    "divergence", "cross-entropy", "token", "linear-cross-entropy", "linear-divergence", "linear-token", "shards"};
 
-static const char *const operators[CHECK_LOSSES][5] = {
+static const char *const operators[CHECK_LOSSES][8] = {
     {"divergence_logits_logits", "divergence_logits_probs", "divergence_logits_log_probs", "divergence_logits_top_k",
      NULL},
     {"cross_entropy_logits_labels", NULL},
@@ -14,6 +14,8 @@ static const char *const operators[CHECK_LOSSES][5] = {
     {"linear_cross_entropy", NULL},
     {"linear_divergence", NULL},
     {"linear_token_log_probs", "linear_token_log_probs_backward", NULL},
+    {"shard_states", "shard_merge", "shard_sums", "shard_merge_sums", "shard_loss", "shard_token_log_probs",
+     "shard_token_log_probs_backward", NULL},
 };
 
 /* Each shape with its reason; --quick takes the first ones. */

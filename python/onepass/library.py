@@ -99,6 +99,9 @@ _SHARD = " options.first_column options.total_columns"
 SHARD_STATES = _operator("shard_states", "predictions targets options.labels indices options.class_weights "
                          "options.row_mask states", _DIVERGENCE_OPTIONS + _SHARD)
 SHARD_MERGE = _operator("shard_merge", "gathered statistics")
+SHARD_SUMS = _operator("shard_sums", "predictions targets options.labels options.row_mask statistics sums",
+                       _DIVERGENCE_OPTIONS + _SHARD)
+SHARD_MERGE_SUMS = _operator("shard_merge_sums", "statistics gathered merged")
 SHARD_LOSS = _operator("shard_loss", _LOGITS_TENSORS % "options." + " targets grad_targets options.target_lse "
                        "options.target_entropy statistics", _DIVERGENCE_OPTIONS + _SHARD)
 SHARD_TOKEN_LOG_PROBS = _operator("shard_token_log_probs", "logits indices options.row_mask log_prob entropy lse "

@@ -339,6 +339,13 @@ static double label_of(row_state *r)
     return pick.has != 0 ? pick.v / k->label_temperature : (double)NAN;
 }
 
+/* cpu_terms.inc has that many S more in S dD/dS of a mixture, and as many T less in T dD/dT: the softmax takes both out
+ * again. */
+static double left_out_of(const onep_divergence_terms *d)
+{
+    return d->a * (1 - d->q) - d->b * d->q;
+}
+
 /* Everything that row_of would find by reading the whole row. D is returned. */
 static double row_from_statistics(row_state *r, double *target_entropy)
 {
@@ -355,8 +362,9 @@ static double row_from_statistics(row_state *r, double *target_entropy)
     r->t_state = state_of(&all, &all.side[ONEP_SIDE_T], k->target_temperature);
     *target_entropy = entropy_from(&all.side[ONEP_SIDE_T]);
     int is_reverse = (int)all.kind == ONEP_SHARD_REVERSE_KL; /* cpu_terms.inc leaves out S, or T, which adds up to 1 */
-    r->s_phi_sum = all.sum_s + is_reverse;
-    r->t_psi_sum = all.sum_t + !is_reverse;
+    int has_sums = onep_shard_has_sums((onep_shard_kind)(int)all.kind);
+    r->s_phi_sum = all.sum_s + (has_sums ? -left_out_of(&k->divergence) : is_reverse);
+    r->t_psi_sum = all.sum_t + (has_sums ? left_out_of(&k->divergence) : !is_reverse);
     return all.divergence;
 }
 
@@ -525,7 +533,33 @@ void onep_shard_slice(const onep_shard_problem *p, int64_t row, int64_t slice, o
     r.t.at += begin * r.t.stride;
     to->side[ONEP_SIDE_S] = side_of(&r.s, &r.s_state);
     to->side[ONEP_SIDE_T] = side_of(&r.t, &r.t_state);
-    slice_divergence(&r, p->kind, to);
+    if (!onep_shard_has_sums(p->kind))
+        slice_divergence(&r, p->kind, to);
+}
+
+void onep_shard_slice_sums(const onep_shard_problem *p, int64_t row, int64_t slice, onep_slice_sums *to)
+{
+    const onep_logits_problem *k = &p->loss;
+    int64_t begin = slice * ONEP_SHARD_SLICE, rest = k->columns - begin;
+    row_state r = {.problem = k, .row = row, .computed = p->computed};
+    r.columns = rest < ONEP_SHARD_SLICE ? rest : ONEP_SHARD_SLICE;
+    r.s = logit_row_of(&k->predictions, &k->rows, row, r.columns, k->softcap, k->temperature);
+    r.s.at += begin * r.s.stride;
+    r.t = logit_row_of(&k->targets, &k->rows, row, r.columns, k->target_softcap, k->target_temperature);
+    r.t.at += begin * r.t.stride;
+    onep_row_statistics all;
+    onep_statistics_load(k->statistics, &k->rows, row, &all);
+    r.s_state = state_of(&all, &all.side[ONEP_SIDE_S], k->temperature);
+    r.t_state = state_of(&all, &all.side[ONEP_SIDE_T], k->target_temperature);
+    double left_out = left_out_of(&k->divergence);
+    onep_sum value = {0, 0}, s_phi = {0, 0}, t_psi = {0, 0};
+    for (int64_t c = 0; c < r.columns; c++) {
+        element e = element_of(&r, c);
+        onep_sum_add(&value, e.value);
+        onep_sum_add(&s_phi, e.s_phi + left_out * e.s);
+        onep_sum_add(&t_psi, e.t_psi - left_out * e.t);
+    }
+    *to = (onep_slice_sums){onep_sum_value(value), onep_sum_value(s_phi), onep_sum_value(t_psi)};
 }
 
 /* ---- all rows ---------------------------------------------------------------------------------------------------- */

@@ -1,8 +1,8 @@
 /*
  * The entry points of losses over several ranks but for token log-probabilities (token.c): the states of a rank's
- * columns, their merge, and the loss from what is merged, around an exchange that is the caller's. shard.h has what is
- * sent. The kernels of the loss are those of logits that are all here, which take from the statistics what they would
- * have read.
+ * columns, their merge, sums and theirs where a divergence has a second exchange, and the loss from what is merged,
+ * around exchanges that are the caller's. shard.h has what is sent. The kernels of the loss are those of logits that
+ * are all here, which take from the statistics what they would have read.
  */
 #include <math.h>
 #include <string.h>
@@ -14,7 +14,8 @@
 
 ONEP_DECLARE_KERNELS(onep_logits);
 ONEP_DECLARE_KERNELS(onep_shard_states);
-extern const onep_kernel onep_shard_merge_ref[]; /* a few numbers per row: every level's */
+ONEP_DECLARE_KERNELS(onep_shard_sums);
+extern const onep_kernel onep_shard_merge_ref[], onep_shard_merge_sums_ref[]; /* a few numbers per row: every level's */
 
 static const onep_option options[SHARD_OPTIONS] = {
     LOSS_OPTIONS,
@@ -45,7 +46,7 @@ static double number_at(const onep_operand *operand, const onep_rows *rows, int6
     return onep_load(ONEP_F64, onep_row_address(operand, rows, row) + i * operand->col_stride);
 }
 
-onepass_status onep_shard_check_statistics(const onep_call *call, int argument, onep_shard_kind kind, int64_t indices,
+onepass_status onep_shard_check_statistics(const onep_call *call, int argument, int kind, int64_t indices,
                                            int64_t total)
 {
     const char *name = call->op->arguments[argument].info.name;
@@ -63,18 +64,21 @@ onepass_status onep_shard_check_statistics(const onep_call *call, int argument, 
             return onep_fail(ONEPASS_INVALID_ARGUMENT,
                              "%s: %s: row %lld is of %g columns; options.total_columns is %lld", call->name, name,
                              (long long)row, columns, (long long)total);
+        if (kind != 0 && of == -(double)kind)
+            return onep_fail(ONEPASS_INVALID_ARGUMENT, "%s: %s: row %lld %s the sums of onepass_shard_merge_sums",
+                             call->name, name, (long long)row, kind > 0 ? "lacks" : "has");
         if (of != (double)kind || number_at(&statistics, &rows, row, 2) != (double)indices)
             return onep_fail(ONEPASS_INVALID_ARGUMENT, "%s: %s: row %lld is of another loss (kind %g, here %d)",
-                             call->name, name, (long long)row, of, (int)kind);
+                             call->name, name, (long long)row, of, kind);
     }
     return ONEPASS_OK;
 }
 
-static onep_shard_kind kind_of(const onep_logits_problem *k)
+/* Of a call in the order of the loss's description: the kinds of divergences are in the order of onepass_divergence. */
+static onep_shard_kind kind_of(const onep_call *call)
 {
-    if (k->form == ONEP_NO_TARGET)
-        return ONEP_SHARD_LABELS;
-    return k->divergence.a != 0 ? ONEP_SHARD_KL : ONEP_SHARD_REVERSE_KL;
+    return call->tensors[TARGETS] ? (onep_shard_kind)(ONEP_SHARD_KL + (int)call->options[DIVERGENCE])
+                                  : ONEP_SHARD_LABELS;
 }
 
 int64_t onepass_shard_states_width(int64_t columns, int64_t indices, int32_t has_targets)
@@ -83,6 +87,11 @@ int64_t onepass_shard_states_width(int64_t columns, int64_t indices, int32_t has
     return columns < 0 || indices < 0 ? -1
                                       : onep_header_doubles(sides) + ONEP_PICK_DOUBLES * indices +
                                             onep_shard_slices(columns) * onep_slice_doubles(sides);
+}
+
+int64_t onepass_shard_sums_width(int64_t columns)
+{
+    return columns < 0 ? -1 : ONEP_SUMS_HEADER_DOUBLES + onep_shard_slices(columns) * ONEP_SUMS_DOUBLES;
 }
 
 int64_t onepass_shard_statistics_width(int64_t indices, int32_t has_targets)
@@ -131,11 +140,6 @@ static onepass_status problem_of(const onep_call *call, onep_logits_problem *mad
 {
     onep_shard_place place;
     onepass_status status = onep_shard_place_of(call, COLUMNS, FIRST_COLUMN, onep_extent(call, 'C'), &place);
-    int divergence = (int)call->options[DIVERGENCE];
-    if (status == ONEPASS_OK && divergence != ONEPASS_KL && divergence != ONEPASS_REVERSE_KL)
-        status = onep_fail(ONEPASS_UNSUPPORTED,
-                           "%s: options.divergence: %d; over several ranks there are ONEPASS_KL and ONEPASS_REVERSE_KL",
-                           call->name, divergence);
     if (status == ONEPASS_OK)
         status = check_without_targets(call);
     if (status == ONEPASS_OK)
@@ -160,7 +164,7 @@ static onepass_status solve_loss(onep_call *call)
         status = onep_fail(ONEPASS_INVALID_ARGUMENT, "%s: options.labels: NULL; without targets they are required",
                            call->name);
     if (status == ONEPASS_OK)
-        status = onep_shard_check_statistics(call, STATISTICS, kind_of(&problem), call->tensors[LABELS] != NULL,
+        status = onep_shard_check_statistics(call, STATISTICS, (int)kind_of(call), call->tensors[LABELS] != NULL,
                                              problem.total_columns);
     onep_operand statistics = onep_call_operand(call, STATISTICS);
     problem.statistics = &statistics;
@@ -199,19 +203,27 @@ static const onep_argument states_arguments[STATES_ARGUMENTS] = {
     [S_STATES] = {.info = {"states", "*W", ONEPASS_WRITTEN, 1}, .type = ONEP_ONLY_F64},
 };
 
+/* The call as the loss's description has it. How rows are put together is the loss's affair. */
+static onep_call of_loss(const onep_call *call, const onepass_tensor *predictions, const onepass_tensor *targets,
+                         const onepass_tensor *labels, const onepass_tensor *row_mask)
+{
+    onep_call loss = *call;
+    loss.op = &onep_shard_loss;
+    loss.options[REDUCTION] = ONEPASS_SUM;
+    loss.options[DIVISOR] = 0;
+    memset(loss.tensors, 0, sizeof loss.tensors);
+    loss.tensors[PREDICTIONS] = predictions;
+    loss.tensors[TARGETS] = targets;
+    loss.tensors[LABELS] = labels;
+    loss.tensors[ROW_MASK] = row_mask;
+    return loss;
+}
+
 static onepass_status solve_states(onep_call *call)
 {
     const onepass_tensor *const *t = call->tensors;
-    onep_call loss = *call;
-    loss.op = &onep_shard_loss;
-    loss.options[REDUCTION] = ONEPASS_SUM; /* how rows are put together is the loss's affair */
-    loss.options[DIVISOR] = 0;
-    memset(loss.tensors, 0, sizeof loss.tensors);
-    loss.tensors[PREDICTIONS] = t[S_PREDICTIONS];
-    loss.tensors[TARGETS] = t[S_TARGETS];
-    loss.tensors[LABELS] = t[S_LABELS];
+    onep_call loss = of_loss(call, t[S_PREDICTIONS], t[S_TARGETS], t[S_LABELS], t[S_ROW_MASK]);
     loss.tensors[CLASS_WEIGHTS] = t[S_CLASS_WEIGHTS];
-    loss.tensors[ROW_MASK] = t[S_ROW_MASK];
     onep_shard_problem problem = {.computed = call->computed, .width = onep_extent(call, 'W')};
     onepass_status status = problem_of(&loss, &problem.loss);
     if (status != ONEPASS_OK)
@@ -219,7 +231,7 @@ static onepass_status solve_states(onep_call *call)
     if (t[S_INDICES] && t[S_LABELS])
         return onep_fail(ONEPASS_INVALID_ARGUMENT, "%s: indices: given beside options.labels; one of them goes",
                          call->name);
-    problem.kind = kind_of(&problem.loss);
+    problem.kind = kind_of(&loss);
     problem.index_count = t[S_LABELS] ? 1 : t[S_INDICES] ? onep_extent(call, 'K') : 0;
     problem.indices = onep_call_operand(call, S_INDICES);
     problem.states = onep_call_operand(call, S_STATES);
@@ -339,5 +351,160 @@ onepass_status onepass_shard_merge(onepass_handle *handle, const onepass_tensor 
 {
     onep_call call = {
         .op = &onep_shard_merge, .handle = handle, .tensors = {[GATHERED] = gathered, [MERGED] = statistics}};
+    return onep_call_run(&call);
+}
+
+/* ---- sums -------------------------------------------------------------------------------------------------------- */
+
+enum { U_PREDICTIONS, U_TARGETS, U_LABELS, U_ROW_MASK, U_STATISTICS, U_SUMS, SUMS_ARGUMENTS };
+
+static const onep_argument sums_arguments[SUMS_ARGUMENTS] = {
+    [U_PREDICTIONS] = {.info = {"predictions", "*C", ONEPASS_READ, 1}, .flags = ONEP_SIZES | ONEP_PROMOTES},
+    [U_TARGETS] = {.info = {"targets", "*C", ONEPASS_READ, 1}, .flags = ONEP_PROMOTES},
+    [U_LABELS] = {.info = {"options.labels", "*", ONEPASS_READ, 0}, .type = ONEP_INDEX},
+    [U_ROW_MASK] = {.info = {"options.row_mask", "*", ONEPASS_READ, 0}, .type = ONEP_MASK},
+    [U_STATISTICS] = {.info = {"statistics", "*F", ONEPASS_READ, 1}, .type = ONEP_ONLY_F64},
+    [U_SUMS] = {.info = {"sums", "*W", ONEPASS_WRITTEN, 1}, .type = ONEP_ONLY_F64},
+};
+
+static onepass_status solve_sums(onep_call *call)
+{
+    const onepass_tensor *const *t = call->tensors;
+    onep_call loss = of_loss(call, t[U_PREDICTIONS], t[U_TARGETS], t[U_LABELS], t[U_ROW_MASK]);
+    onep_shard_problem problem = {.computed = call->computed, .width = onep_extent(call, 'W')};
+    if (call->options[DIVERGENCE] == ONEPASS_KL || call->options[DIVERGENCE] == ONEPASS_REVERSE_KL)
+        return onep_refuse_option(call, DIVERGENCE, "one that has sums: not ONEPASS_KL nor ONEPASS_REVERSE_KL");
+    onepass_status status = problem_of(&loss, &problem.loss);
+    if (status != ONEPASS_OK)
+        return status;
+    problem.kind = kind_of(&loss);
+    problem.mixture = call->options[MIXTURE];
+    problem.states = onep_call_operand(call, U_SUMS);
+    onep_operand statistics = onep_call_operand(call, U_STATISTICS);
+    problem.loss.statistics = &statistics;
+    status = onep_shard_check_statistics(call, U_STATISTICS, -(int)problem.kind, t[U_LABELS] != NULL,
+                                         problem.loss.total_columns);
+    if (status != ONEPASS_OK)
+        return status;
+    int64_t needed = onepass_shard_sums_width(problem.loss.columns);
+    if (!call->bytes && problem.width < needed)
+        return onep_fail(ONEPASS_INVALID_ARGUMENT, "%s: sums: %lld numbers per row; these columns need %lld",
+                         call->name, (long long)problem.width, (long long)needed);
+    return onep_execute(call, &problem);
+}
+
+const onep_operator onep_shard_sums = {.name = "shard_sums",
+                                       .arguments = sums_arguments,
+                                       .argument_count = SUMS_ARGUMENTS,
+                                       .options = options,
+                                       .option_count = SHARD_OPTIONS,
+                                       .workspace = "options.workspace",
+                                       .variant = ONEP_TARGET_OPTIONAL,
+                                       .solve = solve_sums,
+                                       .kernels = ONEP_CPU_KERNELS(onep_shard_sums)};
+
+onepass_status onepass_shard_sums(onepass_handle *handle, const onepass_tensor *predictions,
+                                  const onepass_tensor *targets, const onepass_tensor *statistics,
+                                  const onepass_logits_options *given, const onepass_tensor *sums)
+{
+    onep_call read = {.op = &onep_shard_loss, .name = onep_shard_sums.name, .handle = handle};
+    onepass_status status = onep_logits_read_options(&read, given, NULL);
+    if (status != ONEPASS_OK)
+        return status;
+    onep_call call = {.op = &onep_shard_sums,
+                      .name = onep_shard_sums.name,
+                      .handle = handle,
+                      .tensors = {[U_PREDICTIONS] = predictions,
+                                  [U_TARGETS] = targets,
+                                  [U_LABELS] = read.tensors[LABELS],
+                                  [U_ROW_MASK] = read.tensors[ROW_MASK],
+                                  [U_STATISTICS] = statistics,
+                                  [U_SUMS] = sums}};
+    memcpy(call.options, read.options, sizeof call.options);
+    return onep_call_run(&call);
+}
+
+/* ---- their merge ------------------------------------------------------------------------------------------------- */
+
+enum { M_STATISTICS, M_GATHERED, M_MERGED, MERGE_SUMS_ARGUMENTS };
+
+static const onep_argument merge_sums_arguments[MERGE_SUMS_ARGUMENTS] = {
+    [M_STATISTICS] = {.info = {"statistics", "NF", ONEPASS_READ, 1},
+                      .type = ONEP_ONLY_F64,
+                      .flags = ONEP_SIZES | ONEP_PROMOTES},
+    [M_GATHERED] = {.info = {"gathered", "RNW", ONEPASS_READ, 1}, .type = ONEP_ONLY_F64},
+    [M_MERGED] = {.info = {"merged", "NF", ONEPASS_WRITTEN, 1}, .type = ONEP_ONLY_F64, .flags = ONEP_IN_PLACE},
+};
+
+/* What the ranks have sent is of the divergence whose sums the statistics lack, and of all their columns. */
+static onepass_status check_sums(const onep_call *call, const onep_merge_problem *p)
+{
+    int64_t width = onep_extent(call, 'W'), least = onepass_shard_sums_width(0);
+    double first[2] = {0, 0};
+    if (p->row_count > 0 && onep_extent(call, 'F') < onepass_shard_statistics_width(0, 1))
+        return onep_fail(ONEPASS_INVALID_ARGUMENT, "%s: statistics: %lld numbers per row; those with targets have more",
+                         call->name, (long long)onep_extent(call, 'F'));
+    for (int64_t row = 0; row < p->row_count; row++) {
+        double columns = 0, all = number_at(&p->statistics, &p->rows, row, 0);
+        double kind = number_at(&p->statistics, &p->rows, row, 1);
+        for (int64_t rank = 0; rank < p->ranks; rank++) {
+            double header[ONEP_SUMS_HEADER_DOUBLES];
+            for (int h = 0; h < ONEP_SUMS_HEADER_DOUBLES && width >= least; h++)
+                header[h] = number_at(&p->gathered, &p->sent_rows, rank * p->row_count + row, h);
+            int is_one = width >= least && is_count(header[0], 0x1p53) && is_count(header[1], ONEP_SHARD_KINDS - 1) &&
+                         header[1] > ONEP_SHARD_REVERSE_KL &&
+                         header[3] == (double)onep_shard_slices((int64_t)header[0]) &&
+                         onepass_shard_sums_width((int64_t)header[0]) <= width;
+            if (!is_one)
+                return onep_fail(ONEPASS_INVALID_ARGUMENT,
+                                 "%s: gathered: row %lld of rank %lld holds no sums of up to %lld numbers", call->name,
+                                 (long long)row, (long long)rank, (long long)width);
+            if (row == 0 && rank == 0)
+                memcpy(first, header + 1, sizeof first);
+            if (memcmp(first, header + 1, sizeof first) != 0)
+                return onep_fail(ONEPASS_INVALID_ARGUMENT,
+                                 "%s: gathered: rank %lld sent kind %g, mixture %g; rank 0 kind %g, %g", call->name,
+                                 (long long)rank, header[1], header[2], first[0], first[1]);
+            columns += header[0];
+        }
+        if (kind != -first[0] || columns != all)
+            return onep_fail(ONEPASS_INVALID_ARGUMENT,
+                             "%s: statistics: row %lld is of kind %g and %g columns; the sums of kind %g and %g",
+                             call->name, (long long)row, kind, all, first[0], columns);
+    }
+    return ONEPASS_OK;
+}
+
+static onepass_status solve_merge_sums(onep_call *call)
+{
+    onep_merge_problem problem = {.ranks = onep_extent(call, 'R'), .row_count = onep_extent(call, 'N')};
+    problem.rows = onep_rows_of(call->tensors[M_STATISTICS]);
+    problem.statistics = onep_call_operand(call, M_STATISTICS);
+    if (call->bytes)
+        return onep_execute(call, &problem);
+    if (problem.ranks == 0)
+        return onep_fail(ONEPASS_INVALID_ARGUMENT, "%s: gathered: shape [0, ...]; there must be a rank, this one",
+                         call->name);
+    problem.sent_rows = onep_rows_of(call->tensors[M_GATHERED]);
+    problem.gathered = onep_call_operand(call, M_GATHERED);
+    problem.merged_rows = onep_rows_of(call->tensors[M_MERGED]);
+    problem.merged = onep_call_operand(call, M_MERGED);
+    onepass_status status = call->handle->device_class ? ONEPASS_OK : check_sums(call, &problem);
+    return status == ONEPASS_OK ? onep_execute(call, &problem) : status;
+}
+
+const onep_operator onep_shard_merge_sums = {.name = "shard_merge_sums",
+                                             .arguments = merge_sums_arguments,
+                                             .argument_count = MERGE_SUMS_ARGUMENTS,
+                                             .workspace = "workspace",
+                                             .solve = solve_merge_sums,
+                                             .kernels = {[ONEP_REF] = onep_shard_merge_sums_ref}};
+
+onepass_status onepass_shard_merge_sums(onepass_handle *handle, const onepass_tensor *statistics,
+                                        const onepass_tensor *gathered, const onepass_tensor *merged)
+{
+    onep_call call = {.op = &onep_shard_merge_sums,
+                      .handle = handle,
+                      .tensors = {[M_STATISTICS] = statistics, [M_GATHERED] = gathered, [M_MERGED] = merged}};
     return onep_call_run(&call);
 }

@@ -4,6 +4,7 @@
  *
  *   states, per row      header | one pick per index | one record per slice of ONEP_SHARD_SLICE columns
  *   statistics, per row  totals | one pick per index
+ *   sums, per row        header | one record per slice: of divergences that need both softmaxes of the whole row first
  *
  * Slices begin anew at the first column of a rank, so ranks whose columns are whole slices cut the row as a single rank
  * does, and every number of ranks merges the same records in the same order. Neither probabilities nor logits travel,
@@ -22,8 +23,18 @@ typedef enum onep_shard_kind {
     ONEP_SHARD_LABELS,     /* there is none */
     ONEP_SHARD_KL,         /* KL(T || S) within the slice */
     ONEP_SHARD_REVERSE_KL, /* KL(S || T) within the slice */
+    /* Nothing: their sums are a second exchange. Merged states have less this kind, until the sums are added. */
+    ONEP_SHARD_JS,
+    ONEP_SHARD_SKEW_KL,
+    ONEP_SHARD_SKEW_REVERSE_KL,
+    ONEP_SHARD_TOTAL_VARIATION,
     ONEP_SHARD_KINDS,
 } onep_shard_kind;
+
+static inline int onep_shard_has_sums(onep_shard_kind kind)
+{
+    return kind > ONEP_SHARD_REVERSE_KL;
+}
 
 enum { ONEP_SIDE_P, ONEP_SIDE_S, ONEP_SIDE_T, ONEP_SIDES };
 
@@ -51,6 +62,16 @@ typedef struct onep_slice_state {
     onep_side_state side[ONEP_SIDES];
 } onep_slice_state;
 
+/* Of one slice in the softmaxes of the whole row: its part of D, and of what the softmax takes out of the derivatives.
+ */
+typedef struct onep_slice_sums {
+    double divergence, sum_s, sum_t;
+} onep_slice_sums;
+
+typedef struct onep_sums_header {
+    double columns, kind, mixture, slices;
+} onep_sums_header;
+
 typedef struct onep_row_statistics {
     double columns, kind, indices;
     double first;                    /* as above, from the first column of all; -1: there are no columns */
@@ -76,7 +97,7 @@ static inline int onep_statistics_doubles(int sides)
 {
     return 9 + 3 * sides;
 }
-enum { ONEP_PICK_DOUBLES = 3 };
+enum { ONEP_PICK_DOUBLES = 3, ONEP_SUMS_HEADER_DOUBLES = 4, ONEP_SUMS_DOUBLES = 3 };
 
 static inline int64_t onep_shard_slices(int64_t columns)
 {
@@ -92,6 +113,7 @@ typedef struct onep_shard_problem {
     onep_operand indices;
     onep_operand states;
     int64_t width;
+    double mixture; /* this: of sums, whose statistics are the loss's and whose records go to `states` */
 } onep_shard_problem;
 
 /* The columns of a call that is a shard: those that are here and take part, and which of all they are. */
@@ -103,8 +125,8 @@ typedef struct onep_shard_place {
 onepass_status onep_shard_place_of(const onep_call *call, int columns_option, int first_option, int64_t width,
                                    onep_shard_place *to);
 
-/* Refuses statistics of another loss, or of another number of columns. */
-onepass_status onep_shard_check_statistics(const onep_call *call, int argument, onep_shard_kind kind, int64_t indices,
+/* Refuses statistics of another loss, or of another number of columns; kind less than 0: those that lack their sums. */
+onepass_status onep_shard_check_statistics(const onep_call *call, int argument, int kind, int64_t indices,
                                            int64_t total);
 
 /* Header of a row of that problem. */
@@ -122,6 +144,13 @@ void onep_shard_put_end(const onep_shard_problem *problem, int64_t row);
 /* One slice by the definition, in double: ref.c. */
 void onep_shard_slice(const onep_shard_problem *problem, int64_t row, int64_t slice, onep_slice_state *to);
 
+/* The sums of a row: a slice (NULL: zeros), and the header and what lies beyond the last slice. */
+void onep_shard_put_sums(const onep_shard_problem *problem, int64_t row, int64_t slice, const onep_slice_sums *sums);
+void onep_shard_put_sums_ends(const onep_shard_problem *problem, int64_t row);
+
+/* The sums of one slice by the definition, in double: ref.c. */
+void onep_shard_slice_sums(const onep_shard_problem *problem, int64_t row, int64_t slice, onep_slice_sums *to);
+
 /* The statistics of a row, and one of its picks. */
 void onep_statistics_load(const onep_operand *statistics, const onep_rows *rows, int64_t row, onep_row_statistics *to);
 onep_pick onep_statistics_pick(const onep_operand *statistics, const onep_rows *rows, int64_t row, int64_t i);
@@ -131,6 +160,8 @@ typedef struct onep_merge_problem {
     int64_t ranks, row_count;
     onep_rows sent_rows, rows;
     onep_operand gathered, statistics;
+    onep_rows merged_rows; /* these two: where sums are added to the statistics */
+    onep_operand merged;
 } onep_merge_problem;
 
 #endif

@@ -143,6 +143,50 @@ const onep_kernel onep_shard_states_ref[ONEP_FLOAT_TYPES] = {[ONEP_F16] = {NULL,
                                                              [ONEP_F32] = {NULL, run_states},
                                                              [ONEP_F64] = {NULL, run_states}};
 
+/* ---- a row of sums ----------------------------------------------------------------------------------------------- */
+
+static int64_t sums_begin(int64_t slice)
+{
+    return ONEP_SUMS_HEADER_DOUBLES + slice * ONEP_SUMS_DOUBLES;
+}
+
+void onep_shard_put_sums(const onep_shard_problem *p, int64_t row, int64_t slice, const onep_slice_sums *sums)
+{
+    put_all(&p->states, states_of(p, row), sums_begin(slice), ONEP_SUMS_DOUBLES, sums ? &sums->divergence : NULL);
+}
+
+void onep_shard_put_sums_ends(const onep_shard_problem *p, int64_t row)
+{
+    int64_t slices = onep_shard_slices(p->loss.columns), used = sums_begin(slices);
+    onep_sums_header header = {
+        .columns = (double)p->loss.columns, .kind = (double)p->kind, .mixture = p->mixture, .slices = (double)slices};
+    put_all(&p->states, states_of(p, row), 0, ONEP_SUMS_HEADER_DOUBLES, &header.columns);
+    put_all(&p->states, states_of(p, row), used, p->width - used, NULL);
+}
+
+static onepass_status run_sums(const onepass_handle *handle, const void *problem, onep_plan *plan)
+{
+    const onep_shard_problem *p = (const onep_shard_problem *)problem;
+    (void)handle, (void)plan;
+    for (int64_t row = 0; row < p->loss.rows.count; row++) {
+        int64_t label;
+        int takes_part = onep_logits_takes_part(&p->loss, row, &label);
+        for (int64_t slice = 0; slice < onep_shard_slices(p->loss.columns); slice++) {
+            onep_slice_sums sums;
+            if (takes_part)
+                onep_shard_slice_sums(p, row, slice, &sums);
+            onep_shard_put_sums(p, row, slice, takes_part ? &sums : NULL);
+        }
+        onep_shard_put_sums_ends(p, row);
+    }
+    return ONEPASS_OK;
+}
+
+const onep_kernel onep_shard_sums_ref[ONEP_FLOAT_TYPES] = {[ONEP_F16] = {NULL, run_sums},
+                                                           [ONEP_BF16] = {NULL, run_sums},
+                                                           [ONEP_F32] = {NULL, run_sums},
+                                                           [ONEP_F64] = {NULL, run_sums}};
+
 /* ---- a row of statistics ----------------------------------------------------------------------------------------- */
 
 void onep_statistics_load(const onep_operand *statistics, const onep_rows *rows, int64_t row, onep_row_statistics *to)
@@ -342,7 +386,10 @@ static void merge_row(const onep_merge_problem *p, int64_t row)
     for (int side = 0; side < sent.sides; side++)
         merge_side(&sent, side, &all);
     merge_smoothing(&sent, &all);
-    if ((int)all.kind != ONEP_SHARD_LABELS)
+    onep_shard_kind kind = (onep_shard_kind)(int)all.kind;
+    if (onep_shard_has_sums(kind))
+        all.kind = -all.kind;
+    else if (kind != ONEP_SHARD_LABELS)
         merge_divergence(&sent, &all);
     put_all(&p->statistics, at, 0, onep_statistics_doubles(sent.sides), &all.columns);
     merge_picks(&sent, at);
@@ -369,3 +416,54 @@ const onep_kernel onep_shard_merge_ref[ONEP_FLOAT_TYPES] = {[ONEP_F16] = {NULL, 
                                                             [ONEP_BF16] = {NULL, run_merge},
                                                             [ONEP_F32] = {NULL, run_merge},
                                                             [ONEP_F64] = {NULL, run_merge}};
+
+/* ---- the merge of sums ------------------------------------------------------------------------------------------- */
+
+static void merge_sums_row(const onep_merge_problem *p, int64_t row)
+{
+    const char *from = onep_row_address(&p->statistics, &p->rows, row);
+    char *to = onep_row_address(&p->merged, &p->merged_rows, row);
+    onep_row_statistics all;
+    onep_statistics_load(&p->statistics, &p->rows, row, &all);
+    int64_t own = onep_statistics_doubles(ONEP_SIDES), picks = ONEP_PICK_DOUBLES * (int64_t)all.indices;
+    onep_sum divergence = {0, 0}, sum_s = {0, 0}, sum_t = {0, 0};
+    for (int64_t rank = 0; rank < p->ranks; rank++) {
+        const char *at = onep_row_address(&p->gathered, &p->sent_rows, rank * p->row_count + row);
+        int64_t slices = (int64_t)get(&p->gathered, at, 3);
+        for (int64_t slice = 0; slice < slices; slice++) {
+            onep_slice_sums sums;
+            get_all(&p->gathered, at, sums_begin(slice), ONEP_SUMS_DOUBLES, &sums.divergence);
+            onep_sum_add(&divergence, sums.divergence);
+            onep_sum_add(&sum_s, sums.sum_s);
+            onep_sum_add(&sum_t, sums.sum_t);
+        }
+    }
+    all.kind = -all.kind;
+    all.divergence = onep_sum_value(divergence);
+    all.sum_s = onep_sum_value(sum_s);
+    all.sum_t = onep_sum_value(sum_t);
+    put_all(&p->merged, to, 0, own, &all.columns);
+    for (int64_t i = own; i < own + picks; i++)
+        onep_store(ONEP_F64, to + i * p->merged.col_stride, get(&p->statistics, from, i));
+}
+
+static void merge_sums_block(void *context, int64_t block)
+{
+    const onep_merge_problem *p = (const onep_merge_problem *)context;
+    int64_t first = block * MERGED_AT_ONCE, rest = p->row_count - first;
+    for (int64_t row = first; row < first + (rest < MERGED_AT_ONCE ? rest : MERGED_AT_ONCE); row++)
+        merge_sums_row(p, row);
+}
+
+static onepass_status run_merge_sums(const onepass_handle *handle, const void *problem, onep_plan *plan)
+{
+    onep_merge_problem p = *(const onep_merge_problem *)problem;
+    (void)plan;
+    onep_parallel(handle, p.row_count / MERGED_AT_ONCE + (p.row_count % MERGED_AT_ONCE != 0), merge_sums_block, &p);
+    return ONEPASS_OK;
+}
+
+const onep_kernel onep_shard_merge_sums_ref[ONEP_FLOAT_TYPES] = {[ONEP_F16] = {NULL, run_merge_sums},
+                                                                 [ONEP_BF16] = {NULL, run_merge_sums},
+                                                                 [ONEP_F32] = {NULL, run_merge_sums},
+                                                                 [ONEP_F64] = {NULL, run_merge_sums}};

@@ -6,10 +6,11 @@ float64; value and row results have the same bits on every rank. A rank that fai
 import pytest
 
 from ranks import Ranks
-from torch_samples import torch
+from torch_samples import VERSION, torch
 
 from onepass import errors
-from onepass.torch import cross_entropy, js_logits, kl_div_logits, reverse_kl_logits, token_log_probs
+from onepass.torch import (cross_entropy, js_logits, kl_div_logits, linear_cross_entropy, linear_token_log_probs,
+                           reverse_kl_logits, skew_kl_logits, skew_reverse_kl_logits, token_log_probs, tv_logits)
 
 dist = torch.distributed
 ROWS, CLASSES = 5, 37
@@ -58,6 +59,8 @@ def close(got, expected, name):
 
 
 def same_on_all(tensor, group, name):
+    if tensor.dtype is torch.bfloat16:  # which Gloo did not always know
+        tensor = tensor.float()
     everybodys = [torch.empty_like(tensor) for _ in range(dist.get_world_size(group))]
     dist.all_gather(everybodys, tensor.detach().contiguous(), group=group)
     assert all(torch.equal(other, everybodys[0]) for other in everybodys), name
@@ -104,7 +107,7 @@ def check_cross_entropy(rank, group, cut):
 
 def check_divergences(rank, group, cut):
     logits = [draw(2, 3, CLASSES), draw(2, 3, CLASSES, seed=1)]
-    for function in (kl_div_logits, reverse_kl_logits):
+    for function in (kl_div_logits, reverse_kl_logits, js_logits, skew_kl_logits, skew_reverse_kl_logits, tv_logits):
         compare(rank, group, cut, function, logits)
         compare(rank, group, cut, function, logits, reduction="none", temperature=2.0, target_temperature=1.5,
                 divergence_weight=4.0, labels=labels_of((2, 3)), label_weight=0.5, columns=CLASSES - 1,
@@ -120,6 +123,112 @@ def check_tokens(rank, group, cut):
             return_entropy=True, return_lse=True, columns=CLASSES - 1)
 
 
+def compare_linear(rank, group, cut, function, tensors, per_class=(), rtol=1e-12, **options):
+    """Of hidden states, weight and bias: the gradient to the first is that of all classes, on every rank."""
+    whole = [tensor.clone().requires_grad_() for tensor in tensors]
+    part = [tensors[0].clone().requires_grad_()] + [
+        mine(tensor.t(), cut, rank).t().contiguous().requires_grad_() if tensor.dim() == 2 else
+        mine(tensor, cut, rank).clone().requires_grad_() for tensor in tensors[1:]]
+    shared = dict(options, process_group=group)
+    for name in per_class:
+        shared[name] = mine(options[name], cut, rank)
+    expected, got = function(*whole, **options), function(*part, **shared)
+    expected, got = [made if isinstance(made, tuple) else (made,) for made in (expected, got)]
+    loss, expected_loss = 0, 0
+    for i, (one, other) in enumerate(zip(got, expected)):
+        name = "result %d, cut %s, %s" % (i, cut, sorted(options))
+        torch.testing.assert_close(one, other, rtol=rtol, atol=rtol, equal_nan=True, msg=lambda text: name + ": " + text)
+        same_on_all(one, group, name)
+        if one.requires_grad:
+            weights = draw(*one.shape, seed=9).to(one.dtype) if one.dim() else torch.tensor(1.7, dtype=one.dtype)
+            loss, expected_loss = loss + (one * weights).sum(), expected_loss + (other * weights).sum()
+    expected_loss.backward()
+    loss.backward()
+    same_on_all(part[0].grad, group, "gradient to input")
+    for one, grad in zip(part, [whole[0].grad] + [
+            mine(tensor.grad.t(), cut, rank).t() if tensor.dim() == 2 else mine(tensor.grad, cut, rank)
+            for tensor in whole[1:]]):
+        torch.testing.assert_close(one.grad, grad, rtol=rtol, atol=rtol * 10, msg=lambda text: "gradient, cut %s, %s: "
+                                   "%s" % (cut, sorted(options), text))
+
+
+def linear_of(dtype=torch.float64, rows=(2, 3)):
+    return [draw(*rows, 8, seed=11).to(dtype), (draw(CLASSES, 8, seed=12) / 3).to(dtype), draw(CLASSES, seed=13).to(dtype)]
+
+
+def of_hidden_states(input, linear_weight, bias=None, **options):
+    return linear_cross_entropy(input, linear_weight, labels_of(input.shape[:-1]), linear_bias=bias, **options)
+
+
+def tokens_of_hidden_states(input, weight, bias=None, **options):
+    return linear_token_log_probs(input, weight, labels_of(input.shape[:-1] + (2,)), linear_bias=bias, **options)
+
+
+def check_linear(rank, group, cut):
+    tensors = linear_of()
+    compare_linear(rank, group, cut, of_hidden_states, tensors)
+    compare_linear(rank, group, cut, of_hidden_states, tensors[:2], reduction="none", outputs=("lse", "argmax"))
+    compare_linear(rank, group, cut, of_hidden_states, tensors, per_class=["weight"],
+                   weight=draw(CLASSES, seed=5).abs() + 0.1, label_smoothing=0.1, z_loss=1e-2, entropy_bonus=0.3,
+                   temperature=1.3, softcap=8.0, columns=CLASSES - 2, outputs=("lse", "entropy", "log_prob", "argmax"))
+    compare_linear(rank, group, cut, of_hidden_states, tensors, reduction="sum", divisor=torch.tensor(3.5),
+                   row_weights=draw(2, 3, seed=6))
+    many = linear_of(rows=(700,))
+    masked = torch.arange(700) % 3 != 0
+    many[0][~masked] = float("nan")
+    compare_linear(rank, group, cut, of_hidden_states, many, row_mask=masked, chunk_bytes=1)
+    compare_linear(rank, group, cut, of_hidden_states, linear_of(torch.float32), rtol=1e-5)
+    compare_linear(rank, group, cut, of_hidden_states, linear_of(torch.bfloat16), rtol=1e-2)
+
+
+def check_linear_tokens(rank, group, cut):
+    tensors = linear_of()
+    compare_linear(rank, group, cut, tokens_of_hidden_states, tensors)
+    compare_linear(rank, group, cut, tokens_of_hidden_states, tensors[:2], temperature=0.7, softcap=8.0,
+                   return_entropy=True, return_lse=True, columns=CLASSES - 1,
+                   row_mask=torch.tensor([[1, 0, 1], [1, 1, 1]], dtype=torch.bool))
+    compare_linear(rank, group, cut, tokens_of_hidden_states, linear_of(rows=(600,)), chunk_bytes=1)
+
+
+def sharded(tensor, mesh, placement):
+    """A DTensor with a gradient."""
+    from torch.distributed.tensor import distribute_tensor
+    return distribute_tensor(tensor.clone(), mesh, [placement]).requires_grad_(tensor.is_floating_point())
+
+
+def check_dtensors(rank, group):
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+    mesh = init_device_mesh("cpu", (dist.get_world_size(group),))
+    logits, others, labels = draw(ROWS, CLASSES), draw(ROWS, CLASSES, seed=1), labels_of((ROWS,))
+    hidden, weight, bias = linear_of(rows=(ROWS,))
+
+    def agrees(function, tensors, dimensions, *arguments):
+        whole = [tensor.clone().requires_grad_() for tensor in tensors]
+        parts = [sharded(tensor, mesh, Replicate() if dimension is None else Shard(dimension))
+                 for tensor, dimension in zip(tensors, dimensions)]
+        replicas = [sharded(tensor, mesh, Replicate()) for tensor in arguments]
+        expected, got = function(*whole, *arguments), function(*parts, *replicas, process_group=group)
+        assert type(got) is torch.Tensor
+        close(got, expected, function.__name__)
+        expected.sum().backward()
+        got.sum().backward()
+        for part, tensor in zip(parts, whole):
+            assert type(part.grad) is DTensor and part.grad.placements == part.placements
+            torch.testing.assert_close(part.grad.full_tensor(), tensor.grad, rtol=1e-10, atol=1e-12)
+
+    agrees(cross_entropy, [logits], [1], labels)
+    agrees(cross_entropy, [logits.t().reshape(1, CLASSES, ROWS)], [1], labels[None])
+    agrees(js_logits, [logits, others], [1, 1])
+    agrees(token_log_probs, [logits], [1], labels)
+    agrees(of_hidden_states, [hidden, weight, bias], [None, 0, 0])
+    agrees(tokens_of_hidden_states, [hidden, weight], [None, 0])
+    rows, halves = sharded(logits, mesh, Shard(0)), DTensor.from_local(logits, mesh, [Partial()])
+    return [raised(cross_entropy, rows, labels, process_group=group),
+            raised(cross_entropy, halves, labels, process_group=group),
+            raised(cross_entropy, sharded(logits, mesh, Shard(1)), sharded(labels, mesh, Shard(0)), process_group=group)]
+
+
 def raised(function, *arguments, **options):
     try:
         function(*arguments, **options)
@@ -133,8 +242,9 @@ def misbehave(rank, group):
     logits, labels = draw(ROWS, 4), labels_of((ROWS,))
     said = [raised(cross_entropy, logits[:ROWS - rank], labels[:ROWS - rank], process_group=group),
             raised(cross_entropy, logits, labels.double() if rank else labels, process_group=group),
-            raised(js_logits, logits, logits, process_group=group),
+            raised(js_logits, logits, logits, inplace=True, process_group=group),
             raised(kl_div_logits, logits, logits, target="probs", process_group=group),
+            raised(js_logits, logits, logits, beta=0.3 + 0.1 * rank, process_group=group),
             raised(cross_entropy, logits, labels, columns=1000, process_group=group)]
     return said, float(cross_entropy(logits, labels % 8, process_group=group))
 
@@ -142,7 +252,8 @@ def misbehave(rank, group):
 # ---- tests -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("check", [check_cross_entropy, check_divergences, check_tokens])
+@pytest.mark.parametrize("check", [check_cross_entropy, check_divergences, check_tokens, check_linear,
+                                   check_linear_tokens])
 @pytest.mark.parametrize("size", [2, 4])
 def test_as_with_all_classes(ranks, size, check):
     for cut in CUTS[size]:
@@ -152,12 +263,19 @@ def test_as_with_all_classes(ranks, size, check):
 def test_failures_reach_every_rank(ranks):
     answers = [answer for answer in ranks.run(in_group, 2, misbehave) if answer]
     assert len(answers) == 2 and answers[0][1] == answers[1][1]
-    for rank, (rows, fails, unsupported, probs, columns) in enumerate(answer[0] for answer in answers):
+    for rank, (rows, fails, unsupported, probs, mixture, columns) in enumerate(answer[0] for answer in answers):
         assert "rank 1" in rows and "rows" in rows
         assert ("RuntimeError" in fails and "rank 1" in fails) if rank == 0 else "target" in fails
         assert unsupported.startswith("Unsupported") or "Unsupported" in unsupported
         assert "Unsupported" in probs and "process_group" in probs
+        assert "InvalidArgument" in mixture and "rank 1" in mixture and "mixture" in mixture
         assert "columns" in columns and "1000" in columns
+
+
+@pytest.mark.skipif(VERSION < (2, 5), reason="this PyTorch has no public DTensor")
+def test_dtensors(ranks):
+    for rows, halves, labels in ranks.run(in_group, 4, check_dtensors):
+        assert "input" in rows and "Shard(dim=1)" in rows and "input" in halves and "target" in labels
 
 
 def test_without_a_group_nothing_changes():

@@ -309,7 +309,7 @@ def kl_div_logits(predictions, targets, reduction="batchmean", **options):
     inplace              the gradient is written over predictions, where that is possible: they must not be used again
     process_group        the classes are spread over the processes of this group, in the order of their ranks; these are
                          this rank's. Everything else is the same on all of them; columns, labels and argmax count the
-                         classes of all. KL and reverse KL of logits, on the CPU, to be differentiated once
+                         classes of all. Of targets that are logits, on the CPU, to be differentiated once
 
     A row that takes no part is never read; its value and gradient are 0. A label out of range makes value and gradient
     of its row NaN, or raises IndexError if ONEPASS_CHECK_LABELS=1 was in the environment.

@@ -9,6 +9,7 @@ are made in backward, from the rows' upstream gradients; so are those of float16
 the logits in that type: without the scale of a gradient scaler it would vanish.
 """
 
+import math
 from collections import namedtuple
 
 import torch
@@ -16,7 +17,7 @@ import torch.nn.functional as F
 from torch.overrides import handle_torch_function, has_torch_function
 
 from onepass import _native, errors, library
-from onepass.torch import losses, losses_call, losses_reference, route
+from onepass.torch import losses, losses_call, losses_reference, losses_shards, losses_shards_linear, route
 from onepass.torch.linear import autocast, linear
 
 # Numbers as the library takes them, but for outputs: which of losses_reference.OUTPUTS are asked for, a bit for each.
@@ -358,7 +359,7 @@ def _with_logits(input, linear_weight, linear_bias, target, ignore_index, named)
 def linear_cross_entropy(input, linear_weight, target, *, linear_bias=None, weight=None, reduction="mean",
                          ignore_index=None, label_smoothing=0.0, options=None, temperature=1.0, softcap=None,
                          columns=None, z_loss=0.0, entropy_bonus=0.0, divisor=None, row_weights=None, row_mask=None,
-                         semantics="strict", outputs=(), chunk_bytes=None):
+                         semantics="strict", outputs=(), chunk_bytes=None, process_group=None):
     """torch.nn.functional.linear_cross_entropy, of PyTorch 2.13 and later, on any PyTorch: the cross-entropy of
     input linear_weight^T + linear_bias and a target, without all of these logits at once.
 
@@ -369,6 +370,9 @@ def linear_cross_entropy(input, linear_weight, target, *, linear_bias=None, weig
     options         None. PyTorch's way to choose chunks; here it is
     chunk_bytes     what a chunk of logits, with its hidden states, may take; None: 512 MiB. At least 264 rows are taken
                     at a time, on a GPU 128. It changes no bit of the loss and of the gradient to input
+    process_group   the classes are spread over the processes of this group: linear_weight, linear_bias and weight are
+                    those of this rank's, everything else is the same on all of them, as in kl_div_logits. If input
+                    requires a gradient, backward adds it up over the group, so that every rank must go backward
 
     The other keywords are those of cross_entropy; outputs are of 'lse', 'entropy', 'log_prob', 'argmax'. Rows that are
     masked or whose label is ignored are never read, and cost nothing on the CPU.
@@ -377,6 +381,8 @@ def linear_cross_entropy(input, linear_weight, target, *, linear_bias=None, weig
     only if it is needed, of any order; those of higher order with all logits at once. So are targets that are
     probabilities, weights [C, d1, ..., K], and devices without kernels.
     """
+    if process_group is not None and not isinstance(process_group, losses_shards.Entry):
+        return losses_shards.entered(process_group, linear_cross_entropy, locals())
     tensors = input, linear_weight, target, linear_bias, weight
     named = {"weight": weight, "reduction": reduction, "label_smoothing": label_smoothing, "temperature": temperature,
              "softcap": softcap, "columns": columns, "z_loss": z_loss, "entropy_bonus": entropy_bonus,
@@ -385,15 +391,19 @@ def linear_cross_entropy(input, linear_weight, target, *, linear_bias=None, weig
     if has_torch_function(tensors):
         return handle_torch_function(linear_cross_entropy, tensors, input, linear_weight, target,
                                      linear_bias=linear_bias, ignore_index=ignore_index, options=options,
-                                     chunk_bytes=chunk_bytes, **named)
+                                     chunk_bytes=chunk_bytes, process_group=process_group, **named)
     _check(input, linear_weight, linear_bias, target, options)
     chunk_bytes = check_chunk_bytes(_NAME, chunk_bytes)
     shape, width = input.shape[:-1], linear_weight.shape[0]
     if linear_weight.dim() > 2 or (target.is_floating_point() and target.shape == shape + (width,)):
+        if process_group is not None:
+            raise errors.Unsupported("%s: process_group: given with targets that are probabilities, or a "
+                                     "linear_weight of shape %s" % (_NAME, list(linear_weight.shape)))
         return _with_logits(input, linear_weight, linear_bias, target, ignore_index, named)
     ignore_index = -100 if ignore_index is None else ignore_index
-    columns = losses.columns_of(_NAME, columns, width)
-    target = losses.check_labels(_NAME, "target", target, shape, input, "input", ignore_index, columns or width)
+    classes = width if process_group is None else math.inf  # of a group, those of all ranks: not known yet
+    columns = losses.columns_of(_NAME, columns, classes)
+    target = losses.check_labels(_NAME, "target", target, shape, input, "input", ignore_index, columns or classes)
     if weight is not None:
         losses.check_weights(_NAME, "weight", weight, (width,), linear_weight, "linear_weight")
     if row_weights is not None:
@@ -415,6 +425,8 @@ def linear_cross_entropy(input, linear_weight, target, *, linear_bias=None, weig
         input, linear_weight, linear_bias = autocast(input, linear_weight, linear_bias)
     inputs = Inputs(input, linear_weight, linear_bias, None, None, None, target, weight, row_weights, row_mask,
                     divisor_tensor)
+    if process_group is not None:
+        return losses.answer(losses_shards_linear.loss(_NAME, call, inputs, process_group), made, outputs)
     return losses.answer(loss(call, inputs), made, outputs)
 
 

@@ -12,7 +12,8 @@ import torch
 from torch.overrides import handle_torch_function, has_torch_function
 
 from onepass import library
-from onepass.torch import losses_call, losses_linear, losses_reference, losses_tokens, route
+from onepass.torch import (losses_call, losses_linear, losses_reference, losses_shards, losses_shards_linear,
+                           losses_tokens, route)
 from onepass.torch.linear import autocast
 
 Call = namedtuple("Call", losses_tokens.Call._fields + ("chunk_bytes",))
@@ -194,12 +195,13 @@ if route.HAS_TRACED:
 
 def linear_token_log_probs(input, linear_weight, indices, temperature=1.0, *, linear_bias=None, softcap=None,
                            columns=None, ignore_index=-100, row_mask=None, semantics="strict", return_entropy=False,
-                           return_lse=False, chunk_bytes=None):
+                           return_lse=False, chunk_bytes=None, process_group=None):
     """token_log_probs of input linear_weight^T + linear_bias, without all of these logits at once.
 
     input           hidden states [..., K]
     linear_weight   [C, K]; linear_bias [C]
     chunk_bytes     as in linear_cross_entropy
+    process_group   as in linear_cross_entropy
 
     The other arguments, and what is returned, are those of token_log_probs. Log-probabilities are float32, or float64
     if an input is; logits of half types are float32 on the CPU, and have that type on a GPU. Gradients to input,
@@ -207,22 +209,27 @@ def linear_token_log_probs(input, linear_weight, indices, temperature=1.0, *, li
     are made again for them. Those of higher order, and devices without kernels, take all logits at once. Rows that are
     masked are never read, and cost nothing on the CPU.
     """
+    if process_group is not None and not isinstance(process_group, losses_shards.Entry):
+        return losses_shards.entered(process_group, linear_token_log_probs, locals())
     tensors = input, linear_weight, indices, linear_bias
     if has_torch_function(tensors):
         return handle_torch_function(linear_token_log_probs, tensors, input, linear_weight, indices,
                                      temperature=temperature, linear_bias=linear_bias, softcap=softcap,
                                      columns=columns, ignore_index=ignore_index, row_mask=row_mask,
                                      semantics=semantics, return_entropy=return_entropy, return_lse=return_lse,
-                                     chunk_bytes=chunk_bytes)
+                                     chunk_bytes=chunk_bytes, process_group=process_group)
     losses_linear.check_side(_NAME, ("input", "linear_weight", "linear_bias"), input, linear_weight, linear_bias)
     losses_linear.check_matrix(_NAME, "linear_weight", linear_weight)
     chunk_bytes = losses_linear.check_chunk_bytes(_NAME, chunk_bytes)
     call, indices, is_single = losses_tokens.read(_NAME, input, "input", linear_weight.shape[0], indices, temperature,
                                                   softcap, columns, ignore_index, row_mask, semantics, return_entropy,
-                                                  return_lse)
+                                                  return_lse, process_group)
     if route.autocasts(input):
         input, linear_weight, linear_bias = autocast(input, linear_weight, linear_bias)
     inputs = Inputs(input, linear_weight, linear_bias, indices, row_mask)
+    if process_group is not None:
+        made = losses_shards_linear.token_log_probs(_NAME, Call(*call, chunk_bytes), inputs, process_group)
+        return losses_tokens.returned(made, is_single, call)
     return losses_tokens.returned(_call(Call(*call, chunk_bytes), inputs), is_single, call)
 
 

@@ -1,13 +1,18 @@
 """Losses from logits whose classes are spread over the processes of a group, in the order of their ranks: what
-process_group= of cross_entropy, kl_div_logits, reverse_kl_logits and token_log_probs does, on the CPU.
+process_group= of cross_entropy, token_log_probs and the divergences from logits does, on the CPU.
 
 A call has two exchanges: a few integers, by which the ranks agree on shapes and options, and the states of the rows, an
-all-gather of float64 numbers (docs/distributed.md). Every rank merges them itself, in the order of the ranks, so value
-and row results have the same bits on all. Backward exchanges nothing: a rank makes the gradient of its own classes from
-the merged statistics.
+all-gather of float64 numbers (docs/distributed.md); JS, the skew divergences and total variation have a third, of sums.
+Every rank merges them itself, in the order of the ranks, so value and row results have the same bits on all. Backward
+exchanges nothing: a rank makes the gradient of its own classes from the merged statistics.
 
 A rank that fails before an exchange takes part in it and says so: then every rank raises, and none waits.
+
+Arguments may be DTensors, of a mesh of one dimension whose processes are the group's: what has classes in shards of its
+dimension of classes, everything else in replicas. Gradients to them are DTensors alike, results are plain tensors.
 """
+
+import sys
 
 import torch
 import torch.distributed as dist
@@ -17,7 +22,8 @@ from onepass import _native, errors, library
 from onepass.torch import losses_call, losses_reference, route
 
 _SLICE = 8192  # columns, whose states are kept apart
-_LABELS, _KL, _REVERSE_KL = range(3)
+LABELS, _KL = range(2)  # kinds: divergences are in the order of their numbers
+_JS = _KL + _native.JS  # the first of those that have sums
 
 
 class Entry:
@@ -48,8 +54,31 @@ class Entry:
         return sum(widths[:dist.get_rank(self.group)]), sum(widths), max(widths)
 
 
-_AGREED = "rows, kind of loss, indices, bits, columns"
-_NUMBERS = 5  # of _AGREED
+_AGREED = "rows, kind of loss, indices, bits, columns, whether the gradient to input is wanted"
+_NUMBERS = 6  # of _AGREED
+
+
+# Where the classes of an argument are; of what is not here there are none. Of `input` class_dim says it.
+_CLASS_DIMENSIONS = {"logits": -1, "predictions": -1, "targets": -1, "class_weights": 0, "weight": 0, "linear_weight": 0,
+                     "linear_bias": 0}
+
+
+def _local(argument, tensor, dimension, group):
+    """This rank's part of a DTensor, to be differentiated through; anything else stays. dimension: of the classes, None:
+    it has none."""
+    module = sys.modules.get("torch.distributed.tensor")
+    if module is None or not isinstance(tensor, module.DTensor):
+        return tensor
+    mesh, placement = tensor.device_mesh, tensor.placements[0]
+    if (mesh.ndim != 1 or dist.get_process_group_ranks(mesh.get_group()) != dist.get_process_group_ranks(group)
+            or mesh.get_local_rank() != dist.get_rank(group)):
+        raise errors.InvalidArgument("process_group: %s: a DTensor of %s; it must be of a mesh of one dimension with the "
+                                     "group's processes in their order" % (argument, mesh))
+    expected = module.Replicate() if dimension is None else module.Shard(dimension % tensor.dim())
+    if placement != expected:
+        raise errors.InvalidArgument("process_group: %s: a DTensor placed as %r; it must be %r" % (
+            argument, placement, expected))
+    return tensor.to_local()
 
 
 def entered(group, function, arguments):
@@ -57,7 +86,9 @@ def entered(group, function, arguments):
     if dist.get_world_size(group) < 1:
         raise ValueError("process_group: this process does not belong to it")
     entry = Entry(group)
+    dimensions = dict(_CLASS_DIMENSIONS, input=arguments.get("class_dim"))
     try:
+        arguments = {name: _local(name, value, dimensions.get(name), group) for name, value in arguments.items()}
         return function(**dict(arguments, process_group=entry))
     except Exception:
         if not entry.has_agreed:
@@ -65,7 +96,7 @@ def entered(group, function, arguments):
         raise
 
 
-def _check(name, logits, *others):
+def check(name, logits, *others):
     if route.is_compiling():
         raise errors.Unsupported("%s: process_group: given in a compiled graph; call it outside of torch.compile" % name)
     for tensor in (logits,) + others:
@@ -76,41 +107,68 @@ def _check(name, logits, *others):
         raise errors.Unsupported("%s: process_group: given under a transformation; call it eagerly" % name)
 
 
-def _statistics(name, entry, logits, targets, labels, indices, class_weights, row_mask, kind, columns, options):
-    """(statistics [..., F], first column, columns in all). options(first, total): the numbers of the states."""
-    count = 1 if labels is not None else 0 if indices is None else indices.shape[-1]
-    computed = logits if targets is None else logits.new_empty((), dtype=torch.promote_types(logits.dtype, targets.dtype))
-    bits = 64 if computed.dtype is torch.float64 else 32
-    rows, width = logits.shape[:-1].numel(), logits.shape[-1]
-    first, total, most = entry.agree(name, width, rows, kind, count, bits, columns)
-    if columns > total:
-        raise errors.InvalidArgument("%s: columns: %d; it must be from 1 to the number of classes of all ranks, %d" % (
-            name, columns, total))
-    total = columns or total
-    sides = 1 if kind == _LABELS else 3
-    mine = torch.full((rows, 5 + sides + 3 * count + -(-most // _SLICE) * (6 + 3 * sides)), float("nan"),
-                      dtype=torch.float64)
+def _gather_made(name, entry, make, mine, what):
+    """What make(mine) has made on every rank. One that fails sends NaN first, and then all raise."""
     try:
-        library.call(library.SHARD_STATES, logits, targets, labels, indices, class_weights, row_mask,
-                     mine.view(logits.shape[:-1] + mine.shape[-1:]), *options(first, total), 0, route.threads(),
-                     route.workspace)
+        make(mine)
     except Exception:
         entry.gather(mine.fill_(float("nan")))
         raise
     everybodys = entry.gather(mine)
     failed = torch.isnan(everybodys[:, :, 0]).any(1).nonzero().flatten().tolist()
     if failed:
-        raise RuntimeError("%s: process_group: rank %s of it failed at its states" % (
-            name, ", ".join(map(str, failed))))
-    merged = mine.new_empty((rows, 9 + 3 * sides + 3 * count))
-    library.call(library.SHARD_MERGE, everybodys, merged, 0, route.threads(), route.workspace)
-    return merged.view(logits.shape[:-1] + merged.shape[-1:]), first, total
+        raise RuntimeError("%s: process_group: rank %s of it failed at its %s" % (
+            name, ", ".join(map(str, failed)), what))
+    return everybodys
+
+
+def merged(name, entry, leading, width, kind, count, bits, columns, states, sums=None, differentiates=0):
+    """(statistics [*leading, F], first column, columns in all) of rows of which this rank has `width` columns.
+    states(to, first, total) and sums(statistics, to, first, total) make what it sends of them, in [rows, ...]."""
+    rows, how = leading.numel(), (0, route.threads(), route.workspace)
+    first, total, most = entry.agree(name, width, rows, kind, count, bits, columns, differentiates)
+    if columns > total:
+        raise errors.InvalidArgument("%s: columns: %d; it must be from 1 to the number of classes of all ranks, %d" % (
+            name, columns, total))
+    total = columns or total
+    sides = 1 if kind == LABELS else 3
+    mine = torch.full((rows, 5 + sides + 3 * count + -(-most // _SLICE) * (6 + 3 * sides)), float("nan"),
+                      dtype=torch.float64)
+    everybodys = _gather_made(name, entry, lambda to: states(to, first, total), mine, "states")
+    statistics = mine.new_empty((rows, 9 + 3 * sides + 3 * count))
+    library.call(library.SHARD_MERGE, everybodys, statistics, *how)
+    if kind >= _JS:
+        mine = mine.new_full((rows, 4 + 3 * -(-most // _SLICE)), float("nan"))
+        everybodys = _gather_made(name, entry, lambda to: sums(statistics, to, first, total), mine, "sums")
+        library.call(library.SHARD_MERGE_SUMS, statistics, everybodys, statistics, *how)
+    return statistics.view(leading + statistics.shape[-1:]), first, total
+
+
+def _statistics(name, entry, logits, targets, labels, indices, class_weights, row_mask, kind, columns, options):
+    """The same of logits. options(first, total): the numbers of the states."""
+    count = 1 if labels is not None else 0 if indices is None else indices.shape[-1]
+    computed = logits if targets is None else logits.new_empty((), dtype=torch.promote_types(logits.dtype, targets.dtype))
+    leading, last = logits.shape[:-1], (0, route.threads(), route.workspace)
+
+    def in_rows(tensor):
+        return tensor.view(leading + tensor.shape[-1:])
+
+    def states(to, first, total):
+        library.call(library.SHARD_STATES, logits, targets, labels, indices, class_weights, row_mask, in_rows(to),
+                     *options(first, total), *last)
+
+    def sums(statistics, to, first, total):
+        library.call(library.SHARD_SUMS, logits, targets, labels, row_mask, in_rows(statistics), in_rows(to),
+                     *options(first, total), *last)
+
+    return merged(name, entry, leading, logits.shape[-1], kind, count, 64 if computed.dtype is torch.float64 else 32,
+                  columns, states, sums)
 
 
 # ---- losses ----------------------------------------------------------------------------------------------------------
 
 
-def _numbers(call, first, total, reduction, divisor):
+def numbers(call, first, total, reduction, divisor):
     return (reduction, call.semantics, divisor, call.temperature, call.softcap, 0, 1, call.ignore_index,
             call.label_weight, call.label_smoothing, call.z_loss, call.entropy_bonus, call.divergence, call.mixture,
             call.divergence_weight, call.target_temperature, call.label_temperature, call.target_softcap, first, total)
@@ -121,7 +179,7 @@ def _run(call, inputs, shard, value, gradients, outputs=(None,) * 6, upstream=No
     statistics, first, total = shard
     library.call(library.SHARD_LOSS, predictions, labels, class_weights, row_weights, row_mask, upstream, None, divisor,
                  value, gradients[0], *outputs[:4], targets, gradients[1], *outputs[4:], statistics,
-                 *_numbers(call, first, total, call.reduction, call.divisor), 0, route.threads(), route.workspace)
+                 *numbers(call, first, total, call.reduction, call.divisor), 0, route.threads(), route.workspace)
 
 
 class ShardLoss(torch.autograd.Function):
@@ -152,26 +210,30 @@ class ShardLoss(torch.autograd.Function):
 
 def loss(name, call, inputs, inplace, entry):
     """(value, *outputs asked for)"""
-    kinds = {_native.KL: _KL, _native.REVERSE_KL: _REVERSE_KL}
     is_labels = call.form == losses_reference.LABELS
-    if not is_labels and (call.form != losses_reference.LOGITS or call.divergence not in kinds):
+    if not is_labels and call.form != losses_reference.LOGITS:
         raise errors.Unsupported("%s: process_group: given; over several ranks there are cross_entropy with labels, "
-                                 "kl_div_logits and reverse_kl_logits of logits, and token_log_probs" % name)
+                                 "divergences of logits from logits, and token_log_probs" % name)
     if inplace or not (is_labels or call.divergence_weight):
         raise errors.Unsupported("%s: process_group: given with %s" % (
             name, "inplace" if inplace else "a divergence_weight of 0"))
-    _check(name, *inputs)
-    kind = _LABELS if is_labels else kinds[call.divergence]
+    check(name, *inputs)
+    kind = LABELS if is_labels else _KL + call.divergence
     shard = _statistics(name, entry, inputs.predictions, inputs.targets, inputs.labels, None, inputs.class_weights,
                         inputs.row_mask, kind, call.columns,
-                        lambda first, total: _numbers(call, first, total, _native.SUM, 0.0))
+                        lambda first, total: numbers(call, first, total, _native.SUM, 0.0))
     return ShardLoss.apply(call, shard, *inputs)
 
 
 # ---- token log-probabilities -----------------------------------------------------------------------------------------
 
 
-def _token_numbers(call, first, total):
+def token_state_numbers(call, first, total):
+    return (_native.SUM, call.semantics, 0.0, call.temperature, call.softcap, 0, 1, call.ignore_index) + (0.0,) * 10 + (
+        first, total)
+
+
+def token_numbers(call, first, total):
     return call.semantics, call.temperature, call.softcap, 0, 1, call.ignore_index, first, total
 
 
@@ -184,7 +246,7 @@ class ShardTokens(torch.autograd.Function):
         ctx.call, ctx.shard = call, shard
         ctx.set_materialize_grads(False)
         library.call(library.SHARD_TOKEN_LOG_PROBS, logits, indices, row_mask, *made, shard[0],
-                     *_token_numbers(call, *shard[1:]), 0, route.threads(), route.workspace)
+                     *token_numbers(call, *shard[1:]), 0, route.threads(), route.workspace)
         return tuple(result for result in made if result is not None)
 
     @staticmethod
@@ -195,15 +257,14 @@ class ShardTokens(torch.autograd.Function):
         upstream = tuple(next(given) if asked else None for asked in (indices is not None, call.entropy, call.lse))
         made = torch.empty_like(logits)
         library.call(library.SHARD_TOKEN_LOG_PROBS_BACKWARD, logits, indices, row_mask, *upstream, made, ctx.shard[0],
-                     *_token_numbers(call, *ctx.shard[1:]), 0, route.threads(), route.workspace)
+                     *token_numbers(call, *ctx.shard[1:]), 0, route.threads(), route.workspace)
         return made, None, None, None, None, None
 
 
 def token_log_probs(name, call, logits, indices, row_mask, made, entry):
     """(log_prob, entropy, lse) in `made`, None where not asked for."""
-    _check(name, logits, indices, row_mask)
-    shard = _statistics(name, entry, logits, None, None, indices, None, row_mask, _LABELS, call.columns,
-                        lambda first, total: (_native.SUM, call.semantics, 0.0, call.temperature, call.softcap, 0, 1,
-                                              call.ignore_index) + (0.0,) * 10 + (first, total))
+    check(name, logits, indices, row_mask)
+    shard = _statistics(name, entry, logits, None, None, indices, None, row_mask, LABELS, call.columns,
+                        lambda first, total: token_state_numbers(call, first, total))
     results = iter(ShardTokens.apply(logits, indices, row_mask, call, shard, made))
     return [next(results) if wanted is not None else None for wanted in made]
