@@ -86,6 +86,22 @@ class LossCall(Call):
         return self.results
 
 
+class TopKCall(Call):
+    """KL from a teacher's top-k log-probabilities with everything else as one category, batchmean, and if asked for
+    `gradient`, that to the logits in the same pass; strict."""
+
+    def __init__(self, logits, teacher, gradient):
+        self.results = (empty(logits, (), computed(logits)),)
+        self.gradient = torch.empty_like(logits) if gradient else None
+        super().__init__(library.DIVERGENCE_TOP_K, logits, *(None,) * 7, self.results[0], self.gradient, *(None,) * 4,
+                         *teacher, _native.BATCHMEAN, _native.STRICT, *(0.0,) * 10, _native.KL, *(0.0,) * 5,
+                         _native.TOP_LOG_PROBS, _native.OUTSIDE_TAIL)
+
+    def __call__(self):
+        library.call(*self.arguments)
+        return self.results
+
+
 # The library's number, and the mixture that goes with it.
 DIVERGENCES = {"kl": (_native.KL, 0.0), "reverse_kl": (_native.REVERSE_KL, 0.0), "js": (_native.JS, 0.5),
                "tv": (_native.TOTAL_VARIATION, 0.0)}

@@ -21,7 +21,8 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 CPU_LOSSES = os.path.join(ROOT, "bench", "results", "cpu-losses.json")  # cpu_losses.py's
 HOST = ["src/cuda/*.[ch]", "src/*/cuda*.[ch]"]
 TESTS = ["tests/test_cuda.c", "tests/cuda_*.[ch]", "tests/test_head_cuda.c", "tests/head_cuda_case.*",
-         "tests/test_logits_cuda.c", "tests/test_linear_loss_cuda.c", "tests/linear_cases.h", "tests/level_cases.h",
+         "tests/test_logits_cuda.c", "tests/test_top_k_cuda.c", "tests/test_linear_loss_cuda.c",
+         "tests/linear_cases.h", "tests/level_cases.h",
          "tests/test_split_cuda.c", "tests/split_*.[ch]", "tests/tensor_core.*",
          "cases/*.[ch]", "tests/entry_points.*", "tests/kl_cases.*", "tests/test_kl.c",
          "tests/test_kl_special.c", "tests/test_tool_cuda.py", "tests/python/test_torch_errors.py"]

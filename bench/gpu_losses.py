@@ -14,7 +14,7 @@ import time
 
 import torch
 
-from calls import LossCall, TokenCall, bytes_of, plain_read
+from calls import LossCall, TokenCall, TopKCall, bytes_of, plain_read
 from losses import LOSSES, Exact, Inputs, Pass, in_float
 from onepass.torch import losses_call
 import onepass.torch
@@ -35,6 +35,7 @@ ROWS = {
     "reverse_kl_logits_bf16_forward_backward": Row("reverse_kl", BF16, VOCABULARY, True, 1.48),
     "js_logits_bf16_forward_backward": Row("js", BF16, VOCABULARY, True, 2.15),
     "tv_logits_bf16_forward_backward": Row("tv", BF16, VOCABULARY, True, 1.60),
+    "kl_top_k_bf16_forward_backward": Row("kl_top_k", BF16, VOCABULARY, True, 1.06),
     "kl_logits_bf16_forward": Row("kl", BF16, VOCABULARY, False, 0.94),
     "token_log_probs_bf16_forward": Row("token_log_probs", BF16, VOCABULARY, False, 0.48),
     "token_log_probs_bf16_forward_backward": Row("token_log_probs", BF16, VOCABULARY, True, 1.48),
@@ -53,6 +54,7 @@ _THROUGH = {
     "reverse_kl": lambda x, y: (onepass.torch.reverse_kl_logits(x, y),),
     "js": lambda x, y: (onepass.torch.js_logits(x, y),),
     "tv": lambda x, y: (onepass.torch.tv_logits(x, y),),
+    "kl_top_k": lambda x, teacher: (onepass.torch.kl_div_top_k(x, *teacher),),
     "cross_entropy": lambda x, labels: (onepass.torch.cross_entropy(x, labels),),
     "token_log_probs": lambda x, indices: onepass.torch.token_log_probs(x, indices, return_entropy=True),
 }
@@ -66,6 +68,8 @@ def shape_of(bench, spec):
 def call_of(spec, inputs):
     if spec.loss == "token_log_probs":
         return TokenCall(inputs.logits, inputs.other, inputs.upstream if spec.backward else None)
+    if spec.loss == "kl_top_k":
+        return TopKCall(inputs.logits, inputs.other, spec.backward)
     return LossCall(spec.loss, inputs.logits, inputs.other, spec.backward)
 
 

@@ -1,13 +1,15 @@
 """Losses from logits as programs in PyTorch write them, and what is exact of them: for gpu_losses.py and cpu_losses.py.
 
-A loss takes logits and target logits, or logits and labels, and returns its results in a tuple: one value, or for
-token_log_probs one log-probability and one entropy a row.
+A loss takes logits and target logits, logits and labels, or logits and a teacher's top-k (log-probabilities and
+indices in a tuple), and returns its results in a tuple: one value, or for token_log_probs one log-probability and one
+entropy a row.
 """
 import math
 
 import torch
 import torch.nn.functional as F
 
+TOP_K = 64
 EXACT_ROWS = 16  # whose gradients are compared
 _CHUNK = 16 << 20  # elements in float64 at once
 
@@ -37,6 +39,17 @@ def tv(x, y):
     return (0.5 * (F.softmax(x, -1) - F.softmax(y, -1)).abs().sum() / x.shape[0],)
 
 
+def kl_top_k(x, teacher):
+    """All classes but the K are one more category; the student's share of it is summed where it is."""
+    log_t, indices = teacher
+    log_t = log_t.to(x.dtype)
+    t, log_s = log_t.exp(), F.log_softmax(x, -1)
+    t_rest = 1 - t.sum(-1)
+    log_rest = log_s.scatter(-1, indices, -math.inf).logsumexp(-1)
+    of_rows = (t * (log_t - log_s.gather(-1, indices))).sum(-1) + t_rest * (t_rest.log() - log_rest)
+    return (of_rows.mean(),)
+
+
 def cross_entropy(x, labels):
     return (F.cross_entropy(x, labels),)
 
@@ -46,19 +59,23 @@ def token_log_probs(x, indices):
     return log_p.gather(-1, indices.unsqueeze(-1)).squeeze(-1), -(log_p.exp() * log_p).sum(-1)
 
 
-LOSSES = {loss.__name__: loss for loss in (kl, reverse_kl, js, tv, cross_entropy, token_log_probs)}
+LOSSES = {loss.__name__: loss for loss in (kl, reverse_kl, js, tv, kl_top_k, cross_entropy, token_log_probs)}
 
 
 def has_labels(name):
     return name in ("cross_entropy", "token_log_probs")
 
 
+def has_target_logits(name):
+    return not has_labels(name) and name != "kl_top_k"
+
+
 def in_float(name):
     """The loss of half-precision logits without their roundings in between: cast to float32 first."""
     loss = LOSSES[name]
-    if has_labels(name):
-        return lambda x, labels: loss(x.float(), labels)
-    return lambda x, y: loss(x.float(), y.float())
+    if has_target_logits(name):
+        return lambda x, y: loss(x.float(), y.float())
+    return lambda x, other: loss(x.float(), other)
 
 
 class Inputs:
@@ -66,15 +83,26 @@ class Inputs:
 
     def __init__(self, name, rows, columns, dtype, device, seed=4):
         generator = torch.Generator(device=device).manual_seed(seed)
-        count = 1 if has_labels(name) else 2
+        count = 2 if has_target_logits(name) else 1
         self.memory = torch.empty(count, rows, columns, dtype=dtype, device=device).normal_(0, 2, generator=generator)
         self.logits = self.memory[0]
         self.other = self.memory[-1]
         if has_labels(name):
             self.other = torch.randint(columns, (rows,), device=device, generator=generator)
+        elif name == "kl_top_k":
+            self.other = self._top_k(rows, columns, device, generator)
         self.upstream = None  # 1
         if name == "token_log_probs":
             self.upstream = tuple(torch.randn(rows, device=device, generator=generator) for _ in range(2))
+
+    @staticmethod
+    def _top_k(rows, columns, device, generator):
+        """K classes of a row, each once, that have nine tenths of the teacher's mass."""
+        count = min(TOP_K, columns // 2)
+        values = torch.empty(rows, count, device=device).normal_(0, 2, generator=generator)
+        first = torch.randint(columns, (rows, 1), device=device, generator=generator)
+        indices = (first + torch.arange(count, device=device) * (columns // count)) % columns
+        return F.log_softmax(values, -1) + math.log(0.9), indices
 
 
 class Pass:
@@ -108,7 +136,7 @@ class Exact:
         parts = []
         for first in range(0, rows, step):
             cut = slice(first, first + step)
-            parts.append((x[cut].shape[0], self._of(loss, x[cut], other[cut])))
+            parts.append((x[cut].shape[0], self._of(loss, x[cut], self._rows_of(other, cut))))
         if inputs.upstream is None:  # means over the rows of a part
             self.results = (sum(count * results[0] for count, results in parts) / rows,)
         else:
@@ -117,7 +145,7 @@ class Exact:
         if backward:
             self.rows = torch.linspace(0, rows - 1, min(rows, EXACT_ROWS), device=x.device).round().long()
             some = x[self.rows].double().requires_grad_()
-            results = self._of(loss, some, other[self.rows])
+            results = self._of(loss, some, self._rows_of(other, self.rows))
             if inputs.upstream is None:
                 share = len(self.rows) / rows
                 self.gradient = torch.autograd.grad(results[0] * share, some)[0]
@@ -126,8 +154,13 @@ class Exact:
                 self.gradient = torch.autograd.grad(results, some, upstream)[0]
 
     @staticmethod
+    def _rows_of(other, rows):
+        return tuple(each[rows] for each in other) if isinstance(other, tuple) else other[rows]
+
+    @staticmethod
     def _of(loss, x, other):
-        return loss(x.double(), other.double() if other.is_floating_point() else other)
+        has_logits = torch.is_tensor(other) and other.is_floating_point()
+        return loss(x.double(), other.double() if has_logits else other)
 
     def errors(self, results, gradient=None):
         found = {"error": max(relative(mine, exact) for mine, exact in zip(results, self.results))}

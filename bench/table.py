@@ -55,6 +55,7 @@ WORDS = {
     "kl_small_8e-7": "divergence of 8e-7, forward",
     "kl_logits_bf16_forward": "KL of logits, 8192 x 128256 bf16, forward",
     "kl_logits_bf16_forward_backward": "KL of logits, 8192 x 128256 bf16, forward + backward",
+    "kl_top_k_bf16_forward_backward": "KL from a top-64 teacher, 8192 x 128256 bf16, forward + backward",
     "reverse_kl_logits_bf16_forward_backward": "reverse KL of logits, 8192 x 128256 bf16, forward + backward",
     "js_logits_bf16_forward_backward": "JS of logits, 8192 x 128256 bf16, forward + backward",
     "tv_logits_bf16_forward_backward": "total variation of logits, 8192 x 128256 bf16, forward + backward",

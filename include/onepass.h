@@ -452,8 +452,7 @@ ONEPASS_API onepass_status onepass_divergence_logits_log_probs(
  * indices, int32 or int64, both [..., K] with K up to 4096, in any order. An index below 0 is padding and ignored with
  * its value; the masses of an index that comes twice add up; an index that is no column makes the row's value and
  * gradient NaN. options.top_values says what the values are, options.outside what T is elsewhere. There is no gradient
- * to the teacher; target_softcap, target_lse and target_entropy are refused, target_temperature is for logits. The CPU
- * only: a handle of a device refuses it.
+ * to the teacher; target_softcap, target_lse and target_entropy are refused, target_temperature is for logits.
  */
 ONEPASS_API onepass_status onepass_divergence_logits_top_k(onepass_handle *handle, const onepass_tensor *predictions,
                                                            const onepass_tensor *top_values,

@@ -258,6 +258,7 @@ template <int BYTES> static inline void cp_async(unsigned to, const void *from)
 static inline void cp_async_commit() {}
 static inline void cp_async_wait_1() {}
 static inline void cp_async_wait_0() {}
+template <int N> static inline void cp_async_wait() {}
 
 static inline void ldmatrix_x4(unsigned at, unsigned (&to)[4])
 {

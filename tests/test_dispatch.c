@@ -73,8 +73,7 @@ static void test_public_list(void)
 /* The operators that devices lack so far: they refuse them. */
 static int lacks_cuda(const char *name)
 {
-    static const char *const lacking[] = {"divergence_logits_top_k",
-                                          "head_statistics",
+    static const char *const lacking[] = {"head_statistics",
                                           "head_synchronised",
                                           "head_backward_sums",
                                           "head_backward_synchronised",

@@ -25,6 +25,11 @@ __device__ __forceinline__ void cp_async_wait_1()
 {
     asm volatile("cp.async.wait_group 1;" ::: "memory");
 }
+/* The same, but for those of the last N groups. */
+template <int N> __device__ __forceinline__ void cp_async_wait()
+{
+    asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+}
 /* All of the thread's own copies have arrived. */
 __device__ __forceinline__ void cp_async_wait_0()
 {

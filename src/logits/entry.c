@@ -47,6 +47,7 @@ static const onep_option options[TOP_K_OPTIONS] = {
 static onepass_status solve(onep_call *call);
 
 ONEP_DECLARE_KERNELS(onep_logits);
+ONEP_DECLARE_KERNELS(onep_top_k); /* those of a device: on the processor onep_logits has this too */
 
 #define LOGITS(operator_name, list, arguments_of, options_of, form)                                                    \
     const onep_operator onep_##operator_name = {.name = #operator_name,                                                \
@@ -65,15 +66,16 @@ LOGITS(divergence_logits_log_probs, divergence_arguments, DIVERGENCE_ARGUMENTS, 
 LOGITS(cross_entropy_logits_labels, cross_entropy_arguments, CROSS_ENTROPY_ARGUMENTS, CROSS_ENTROPY_OPTIONS,
        ONEP_NO_TARGET);
 
-const onep_operator onep_divergence_logits_top_k = {.name = "divergence_logits_top_k",
-                                                    .arguments = top_k_arguments,
-                                                    .argument_count = TOP_K_ARGUMENTS,
-                                                    .options = options,
-                                                    .option_count = TOP_K_OPTIONS,
-                                                    .workspace = "options.workspace",
-                                                    .variant = ONEP_TARGET_TOP_K,
-                                                    .solve = solve,
-                                                    .kernels = ONEP_CPU_KERNELS(onep_logits)};
+const onep_operator onep_divergence_logits_top_k = {
+    .name = "divergence_logits_top_k",
+    .arguments = top_k_arguments,
+    .argument_count = TOP_K_ARGUMENTS,
+    .options = options,
+    .option_count = TOP_K_OPTIONS,
+    .workspace = "options.workspace",
+    .variant = ONEP_TARGET_TOP_K,
+    .solve = solve,
+    .kernels = {ONEP_EACH_CPU_KERNEL(onep_logits) ONEP_CUDA_KERNELS(onep_top_k)}};
 
 /* ---- rules of their own ------------------------------------------------------------------------------------------ */
 

@@ -117,7 +117,7 @@ def test_head_call(calls, heads, train):
     assert heads_exact.errors(forward())["error"] < 1e-12
 
 
-LOSSES = ["kl", "reverse_kl", "js", "tv", "cross_entropy", "token_log_probs"]
+LOSSES = ["kl", "reverse_kl", "js", "tv", "kl_top_k", "cross_entropy", "token_log_probs"]
 
 
 @pytest.mark.parametrize("name", LOSSES)
@@ -146,7 +146,7 @@ def test_loss_calls(calls, losses, name):
 def test_exact_losses_in_parts(losses, monkeypatch):
     """The parts make the whole, also when the last one is shorter."""
     import losses as work
-    for name in ("kl", "token_log_probs"):
+    for name in ("kl", "kl_top_k", "token_log_probs"):
         inputs = work.Inputs(name, 17, 40, torch.bfloat16, "cpu")
         monkeypatch.setattr(work, "_CHUNK", 1 << 20)
         whole = work.Exact(name, inputs, False).results
@@ -300,7 +300,8 @@ class LossBench(Bench):
 
 
 LOSS_ROWS = {"kl_logits_bf16_forward_backward", "reverse_kl_logits_bf16_forward_backward",
-             "js_logits_bf16_forward_backward", "tv_logits_bf16_forward_backward", "kl_logits_bf16_forward",
+             "kl_top_k_bf16_forward_backward", "js_logits_bf16_forward_backward",
+             "tv_logits_bf16_forward_backward", "kl_logits_bf16_forward",
              "cross_entropy_bf16_forward_backward", "token_log_probs_bf16_forward",
              "token_log_probs_bf16_forward_backward", "kl_logits_fp32_4096x32000_forward_backward",
              "kl_logits_fp32_256x1000_forward_backward", "kl_logits_fp32_4096x1000_forward_backward",
@@ -361,7 +362,7 @@ def test_linear_loss_rows(calls, monkeypatch):
 
 def test_losses_without_a_way_through_pytorch(losses, monkeypatch):
     """Said in the row; and compiling that takes too long ends, and is said."""
-    monkeypatch.setattr(losses.losses_call, "is_served", lambda logits, on_cuda=True: False)
+    monkeypatch.setattr(losses.losses_call, "is_served", lambda logits: False)
     monkeypatch.setattr(losses, "COMPILE_SECONDS", -1)
     bench = LossBench()
     monkeypatch.setattr(bench, "expected", lambda name: {"ours", "floor", "eager"})

@@ -10,7 +10,6 @@ import torch_samples as samples
 from torch_samples import torch, watched
 
 import onepass.torch
-from onepass.torch import losses_call
 
 pytestmark = samples.needs_cuda
 
@@ -18,6 +17,16 @@ SHAPES = (6, 50), (5, 1500), (4, 9001), (3, 33000)  # by octets, by blocks, by c
 HALVES = torch.bfloat16, torch.float16
 
 MIXTURES = losses_samples.MIXTURES
+
+
+def top_k(x, y, **options):
+    """From 20 classes, one of them twice, with values that are the same numbers in every type."""
+    places = torch.arange(20, device=x.device) * 37
+    indices = (places + torch.arange(x.shape[0], device=x.device).unsqueeze(-1)) % x.shape[1]
+    indices[:, 7] = indices[:, 3]
+    return onepass.torch.kl_div_top_k(x, -4 - y.detach().gather(-1, indices).abs().round(), indices, **options)
+
+
 LOSSES = {name: lambda x, y, labels, name=name: getattr(onepass.torch, name)(x, y, **MIXTURES.get(name, {}))
           for name in losses_samples.DIVERGENCES}
 LOSSES.update({
@@ -26,6 +35,10 @@ LOSSES.update({
     "rows": lambda x, y, labels: (onepass.torch.cross_entropy(x, labels, reduction="none") ** 2).sum(),
     "kl of rows": lambda x, y, labels: (onepass.torch.kl_div_logits(x, y, "none", temperature=2.0) ** 2).sum(),
     "capped": lambda x, y, labels: onepass.torch.kl_div_logits(x, y, softcap=5.0, labels=labels, label_weight=0.5),
+    "top k": lambda x, y, labels: top_k(x, y),
+    "top k, reverse": lambda x, y, labels: top_k(x, y, reverse=True, temperature=2.0, labels=labels),
+    "top k, subset": lambda x, y, labels: top_k(x, y, form="logits", outside="subset", reduction="sum"),
+    "top k of rows": lambda x, y, labels: (top_k(x, y, reduction="none", labels=labels, label_weight=0.5) ** 2).sum(),
     "tokens": lambda x, y, labels: (onepass.torch.token_log_probs(x, labels) ** 2).sum(),
     "entropies": lambda x, y, labels: sum(
         (part ** 2).sum() for part in onepass.torch.token_log_probs(x, labels, return_entropy=True)),
@@ -80,7 +93,7 @@ def test_values_and_gradients(loss, shape, monkeypatch):
 
 
 @pytest.mark.parametrize("shape", SHAPES[2:], ids=str)
-@pytest.mark.parametrize("loss", ["cross_entropy", "kl_div_logits", "js_logits", "entropies"])
+@pytest.mark.parametrize("loss", ["cross_entropy", "kl_div_logits", "js_logits", "entropies", "top k"])
 def test_graphs(loss, shape):
     """What was captured is computed again from what the inputs hold by then, with the bits of a call."""
     x, y, labels = made("graph " + loss, shape, torch.bfloat16)
@@ -106,7 +119,7 @@ def test_graphs(loss, shape):
 
 def test_streams_and_layouts():
     """Beside another stream's work, with classes that are not the last dimension in memory, and at odd addresses."""
-    for loss, shape in itertools.product(("cross_entropy", "kl_div_logits"), SHAPES[1:]):
+    for loss, shape in itertools.product(("cross_entropy", "kl_div_logits", "top k"), SHAPES[1:]):
         x, y, labels = made("layouts " + loss, shape, torch.bfloat16)
         expected = value_and_gradients(loss, x, y, labels)
         room = torch.empty(x.numel() + 1, dtype=x.dtype, device="cuda")[1:].view(shape).copy_(x)
@@ -119,13 +132,3 @@ def test_streams_and_layouts():
                 torch.cuda.synchronize()
                 for f, e in zip(found, expected):
                     assert f is None and e is None or torch.equal(f, e), (loss, shape, other.stride())
-
-
-def test_where_the_library_has_no_kernels():
-    """Top-k teachers are PyTorch's operations on a GPU."""
-    x, y, _ = made("top k", (4, 40), torch.float32)
-    values, indices = torch.log_softmax(y, -1).topk(5)
-    assert losses_call.is_served(x)
-    found = onepass.torch.kl_div_top_k(x, values, indices)
-    expected = onepass.torch.kl_div_top_k(x.cpu().double(), values.cpu().double(), indices.cpu())
-    assert torch.allclose(found.cpu().double(), expected, rtol=1e-5)

@@ -27,10 +27,9 @@ Inputs = namedtuple("Inputs", "predictions targets labels class_weights row_weig
 _DEVICES = "cpu", "cuda", "meta"  # that the library has kernels for, or needs none
 
 
-def is_served(logits, on_cuda=True):
-    """True if the library has kernels for the tensor's device. on_cuda: whether the loss in question has any there."""
-    kind = logits.device.type
-    return kind in _DEVICES and (on_cuda or kind != "cuda")
+def is_served(logits):
+    """True if the library has kernels for the tensor's device."""
+    return logits.device.type in _DEVICES
 
 
 def way(call, inputs):
@@ -109,13 +108,18 @@ def _forward_with_gradients(call, inputs, gradients, upstream=None):
 _expected = {}
 
 
-def _key(call, tensor):
+def _loss(call):
+    return call.form, call.divergence
+
+
+def _key(loss, tensor):
     place = route.place_of(tensor)
-    return None if place is None else (place, call.form, call.divergence)
+    return None if place is None else (place, loss)
 
 
-def _expect(call, tensor):
-    key = _key(call, tensor)
+def expect(loss, tensor):
+    """The upstream gradient that the gradients of a forward pass are made for: that of the last backward, or 1."""
+    key = _key(loss, tensor)
     found = _expected.get(key)
     if found is None:
         found = torch.ones((), device=tensor.device)
@@ -124,8 +128,9 @@ def _expect(call, tensor):
     return found
 
 
-def _came(call, upstream):
-    key = _key(call, upstream)
+def came(loss, upstream):
+    """What expect() has from now on."""
+    key = _key(loss, upstream)
     if key is not None:
         _expected[key] = upstream.clone()
 
@@ -195,7 +200,7 @@ class Loss(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         if call.reduction == _native.ROWS:
             return _returned(ctx, *_forward(call, inputs))
-        upstream, made = _expect(call, inputs.predictions), empty_gradients(inputs, ctx.needs_input_grad[1:3])
+        upstream, made = expect(_loss(call), inputs.predictions), empty_gradients(inputs, ctx.needs_input_grad[1:3])
         results = _forward_with_gradients(call, inputs, made, upstream)
         ctx.made = made, upstream
         return _returned(ctx, *results)
@@ -223,7 +228,7 @@ class Loss(torch.autograd.Function):
         else:
             grads, made_for = made
             _run(call, inputs, None, grads, upstream=upstream, made_for=made_for)
-            _came(call, upstream)
+            came(_loss(call), upstream)
         return (None,) + grads + (None,) * 5
 
 

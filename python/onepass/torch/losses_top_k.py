@@ -1,8 +1,8 @@
 """kl_div_top_k: the divergence of logits from a teacher that is given as the values and indices of k classes a row.
 
-Which way a call goes is route.py's answer; there are kernels for the CPU, elsewhere PyTorch's operations do it. An
-eager forward makes the gradient in the same pass, for an upstream gradient of 1; backward has the library compare that
-with the one that came, and make it again if they differ. A compiled graph has one operator for each of the two passes.
+Which way a call goes is route.py's answer. An eager forward makes the gradient in the same pass, for the upstream
+gradient that came last, or 1; backward has the library compare that with the one that comes, where they lie, and make
+the gradient again if they differ. A compiled graph has one operator for each of the two passes.
 """
 
 import math
@@ -46,9 +46,9 @@ def _run(call, inputs, value, gradient, upstream=None, made_for=None):
                  call.outside, 0, route.threads(), route.workspace)
 
 
-def _forward(call, inputs, gradient=None):
+def _forward(call, inputs, gradient=None, upstream=None):
     value = _empty_value(call, inputs)
-    _run(call, inputs, value, gradient)
+    _run(call, inputs, value, gradient, upstream)
     return value
 
 
@@ -182,8 +182,9 @@ class TopKLoss(torch.autograd.Function):
         ctx.call = call
         if call.reduction == _native.ROWS:
             return _forward(call, inputs)
-        ctx.made = torch.empty_like(inputs.predictions)
-        return _forward(call, inputs, ctx.made)
+        made, made_for = torch.empty_like(inputs.predictions), losses_call.expect(_NAME, inputs.predictions)
+        ctx.made = made, made_for
+        return _forward(call, inputs, made, made_for)
 
     @staticmethod
     def backward(ctx, upstream):
@@ -196,7 +197,9 @@ class TopKLoss(torch.autograd.Function):
         if not torch.is_grad_enabled() and not route.is_batched(upstream):
             how = route.way((upstream, inputs.predictions, inputs.top_values))
         if how == route.EAGER and made is not None:
-            _run(call, inputs, None, made, upstream, torch.ones((), dtype=upstream.dtype))
+            made, made_for = made
+            _run(call, inputs, None, made, upstream, made_for)
+            losses_call.came(_NAME, upstream)
         elif how == route.EAGER:
             made = _gradient(call, inputs, upstream)
         elif how == route.TRACED:
@@ -355,7 +358,7 @@ def kl_div_top_k(logits, top_values, top_indices, *, form="log_probs", outside="
 
 def _loss(call, inputs):
     how = route.TRANSFORMED
-    served = losses_call.is_served(inputs.predictions, on_cuda=False)
+    served = losses_call.is_served(inputs.predictions)
     if served and call.divergence_weight:  # to the library, 0 is the default
         how = route.way(inputs)
     if how == route.TRANSFORMED:
