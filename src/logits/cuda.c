@@ -190,7 +190,7 @@ static onepass_status refuse_rank(const char *name, const onep_rows *rows)
 /* ---- losses ------------------------------------------------------------------------------------------------------ */
 
 typedef struct loss_plan {
-    onep_launch count, loss; /* count: block 0: not needed */
+    onep_launch loss;
     onep_logits_loss_args args;
 } loss_plan;
 
@@ -267,6 +267,25 @@ static size_t round_up(size_t bytes)
     return (bytes + 255) / 256 * 256;
 }
 
+/* Of the kernel that counts the divisor; it takes a partial sum of each. */
+static int64_t counting_blocks(int64_t rows)
+{
+    int64_t blocks = ceil_div(rows, ONEP_LOGITS_COUNTED_ROWS);
+    return blocks > ONEP_LOGITS_COUNTING_BLOCKS ? ONEP_LOGITS_COUNTING_BLOCKS : blocks > 0 ? blocks : 1;
+}
+
+/* Its arguments are those of a loss, but for the chunks. */
+static onepass_status count_divisor(const onep_cuda *cuda, const onep_logits_loss_args *of_loss)
+{
+    onep_logits_loss_args args = *of_loss;
+    int64_t blocks = counting_blocks(args.rows.count);
+    const onep_launch launch = {
+        .kernel = ONEP_KERNEL_ID(onep_logits_count), .grid = (unsigned)blocks, .block = ONEP_LOGITS_THREADS};
+    args.rows.chunk = ceil_div(args.rows.count, blocks);
+    args.rows.chunks = blocks;
+    return onep_cuda_launch(cuda, "logits", &launch, &args);
+}
+
 static onepass_status plan_loss(const onepass_handle *handle, const void *problem, char *workspace, onep_plan *plan,
                                 size_t *bytes)
 {
@@ -322,16 +341,14 @@ static onepass_status plan_loss(const onepass_handle *handle, const void *proble
     if (!merge_rows(&rows, &a->rows))
         return refuse_rank("logits", &k->rows);
     cut_rows(&a->rows);
-    size_t sums = round_up((size_t)a->rows.chunks * sizeof(double));
+    int64_t counts = k->reduction == ONEPASS_VALID ? counting_blocks(a->rows.count) : 0;
+    size_t sums = round_up((size_t)(counts > a->rows.chunks ? counts : a->rows.chunks) * sizeof(double));
     *bytes = sums + round_up(sizeof(double));
     if (!workspace)
         return ONEPASS_OK;
     a->partial = (double *)(void *)workspace;
-    if (k->reduction == ONEPASS_VALID) {
+    if (k->reduction == ONEPASS_VALID)
         a->counted = (double *)(void *)(workspace + sums);
-        made->count =
-            (onep_launch){.kernel = ONEP_KERNEL_ID(onep_logits_count), .grid = 1, .block = ONEP_LOGITS_THREADS};
-    }
     if (!is_held(k)) {
         made->loss = launch_of(loss_kernels[computed_of(k)], &a->rows, k->columns);
         return ONEPASS_OK;
@@ -350,22 +367,23 @@ static onepass_status run_loss(const onepass_handle *handle, const void *problem
     onep_cuda *cuda = onep_cuda_of(handle);
     (void)problem;
     onepass_status status = onep_cuda_tickets_of(cuda, "logits", 2, &made->args.ticket);
-    if (status == ONEPASS_OK && made->count.block)
-        status = onep_cuda_launch(cuda, "logits", &made->count, &made->args);
+    if (status == ONEPASS_OK && made->args.counted)
+        status = count_divisor(cuda, &made->args);
     return status == ONEPASS_OK ? onep_cuda_launch(cuda, "logits", &made->loss, &made->args) : status;
 }
 
-onepass_status onep_logits_count_divisor(onep_cuda *cuda, const onep_logits_problem *k, double *counted)
+onepass_status onep_logits_count_divisor(onep_cuda *cuda, const onep_logits_problem *k, double *room, double *counted)
 {
-    const onep_launch launch = {.kernel = ONEP_KERNEL_ID(onep_logits_count), .grid = 1, .block = ONEP_LOGITS_THREADS};
-    onep_logits_loss_args args = {.columns = k->columns, .ignore_index = k->label.ignore_index, .counted = counted};
+    onep_logits_loss_args args = {
+        .columns = k->columns, .ignore_index = k->label.ignore_index, .partial = room, .counted = counted};
     row_plan rows = {.rows = &k->rows};
     add(&rows, &args.labels, &k->labels);
     add(&rows, &args.mask, &k->mask);
     add(&rows, &args.class_weights, &k->class_weights); /* has no rows */
     if (!merge_rows(&rows, &args.rows))
         return refuse_rank("logits", &k->rows);
-    return onep_cuda_launch(cuda, "logits", &launch, &args);
+    onepass_status status = onep_cuda_tickets_of(cuda, "logits", 1, &args.ticket);
+    return status == ONEPASS_OK ? count_divisor(cuda, &args) : status;
 }
 
 const onep_kernel onep_logits_cuda[ONEP_FLOAT_TYPES] = {[ONEP_F16] = {plan_loss, run_loss},

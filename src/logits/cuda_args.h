@@ -38,6 +38,9 @@ enum {
     ONEP_LOGITS_MAX_BLOCKS = 16,
 };
 
+/* Rows of a block that counts the divisor, while there are no more than so many blocks. */
+enum { ONEP_LOGITS_COUNTED_ROWS = 2048, ONEP_LOGITS_COUNTING_BLOCKS = 1024 };
+
 /* Chunks of consecutive rows, one partial sum each: the workspace is bounded by it. */
 enum { ONEP_LOGITS_MAX_CHUNKS = 32768 };
 
