@@ -1,7 +1,7 @@
 /*
  * The divisor of ONEPASS_VALID: how many rows take part, or the sum of the class weights of their labels. Before the
- * kernel that divides; nothing is read but masks, labels and class weights. A block adds up a chunk of rows, the one that
- * is last the chunks in their order: the order of the sum is fixed.
+ * kernel that divides; nothing is read but masks, labels and class weights. A block adds up a chunk of rows, the one
+ * that is last the chunks in their order: the order of the sum is fixed.
  */
 #include "logits/cuda_row.cuh"
 
