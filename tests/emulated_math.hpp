@@ -255,6 +255,15 @@ static inline void max_NaN_f32(float &to, float x, float y)
     to = x != x || y != y ? same_bits_as<float>(0x7fffffffu) : x < y ? y : x;
 }
 
+/* "setp.eq.f32 p, a, b; @p add.s32 count, count, 1; @!p add.f32 sum, sum, x;" */
+static inline void setp_eq_f32___p___p(float a, float b, int &count, float &sum, float x)
+{
+    if (a == b)
+        count++;
+    else
+        sum += x;
+}
+
 static inline void rcp_approx_ftz_f32(float &to, float x)
 {
     to = flushed(1.0f / flushed(x));

@@ -103,9 +103,17 @@ static void test_every_kernel(onepass_handle *handle, case_random *random)
                 c.options[LOGITS_DIVERGENCE] = i / (2 * TYPES) ? ONEPASS_JS : ONEPASS_KL;
             check(&c, handle);
         }
+    /* With a bonus on the entropy no row is in registers. */
+    for (int i = 0; i < 2 * (TYPES - 1) * 2; i++) {
+        begin_case(&c, names[i % 2], type_at(i / 4), 3, i / 2 % 2 ? 1100 : 70, random);
+        c.amount = 0;
+        c.options[LOGITS_DIVERGENCE] = ONEPASS_KL;
+        c.options[LOGITS_ENTROPY_BONUS] = 0.25;
+        check(&c, handle);
+    }
 }
 
-/* Borders: eight lanes or a block, one to eight warps, one slice of a row, two and three. */
+/* Borders: so many lanes or a block, one to eight warps, one slice of a row, two and three. */
 static void test_widths(onepass_handle *handle, case_random *random)
 {
     static const int64_t widths[] = {1,    2,    3,     4,     5,     8,     10,    31,    33,     100,   127,  128,
@@ -133,6 +141,83 @@ static void test_widths(onepass_handle *handle, case_random *random)
                     check(&c, handle);
                 }
             }
+}
+
+/* What rows in the registers of a part of a warp have, and nothing else. */
+static void choose_narrow_options(op_case *c, int has_targets, case_random *random)
+{
+    static const double temperatures[] = {0, 0.7, 2.5}, weights[] = {0, 1.5, 0.25}, losses[] = {0, 1e-2};
+    c->amount = 0;
+    c->options[LOGITS_TEMPERATURE] = logits_choice(random, temperatures, 3);
+    c->options[LOGITS_HAS_IGNORE_INDEX] = (double)case_random_below(random, 2);
+    c->options[LOGITS_IGNORE_INDEX] = (double)case_random_below(random, 2);
+    if (case_random_below(random, 3) == 0) { /* columns of padding */
+        c->options[LOGITS_COLUMNS] = (double)c->extents['C' - 'A'];
+        c->extents['C' - 'A'] += 1 + case_random_below(random, 5);
+    }
+    if (!has_targets) {
+        c->options[LOGITS_LABEL_WEIGHT] = logits_choice(random, weights, 3);
+        c->options[LOGITS_Z_LOSS] = logits_choice(random, losses, 2);
+        return;
+    }
+    c->options[LOGITS_DIVERGENCE] = ONEPASS_KL;
+    c->options[LOGITS_DIVERGENCE_WEIGHT] = logits_choice(random, weights, 3);
+    c->options[LOGITS_TARGET_TEMPERATURE] = logits_choice(random, temperatures, 3);
+    c->options[LOGITS_LABEL_TEMPERATURE] = c->options[LOGITS_TEMPERATURE];
+}
+
+/* Nothing but value and gradient of compact rows. */
+static void make_plain(op_case *c)
+{
+    for (int a = 0; a < c->arguments; a++) {
+        c->argument[a].given = c->argument[a].info->is_required || a == LOGITS_VALUE || a == LOGITS_GRAD_PREDICTIONS;
+        c->argument[a].layout = CASE_COMPACT;
+        c->argument[a].shift = 0;
+    }
+    int reduction = (int)c->options[LOGITS_REDUCTION];
+    if (reduction == ONEPASS_ROWS || reduction == ONEPASS_NONE)
+        c->options[LOGITS_REDUCTION] = ONEPASS_SUM;
+    if (c->options[LOGITS_COLUMNS] != 0)
+        c->extents['C' - 'A'] = (int64_t)c->options[LOGITS_COLUMNS];
+    c->options[LOGITS_COLUMNS] = 0;
+}
+
+/* Both sides of every border of rows in registers, in any layout; all quads of a lane, and some. */
+static void test_narrow(onepass_handle *handle, case_random *random)
+{
+    static const int64_t borders[] = {16, 32, 64, 128, 256, 512, 1024, 2048};
+    enum { BORDERS = sizeof borders / sizeof borders[0], CASES = BORDERS * 3 * (TYPES - 1) * 2 };
+    static op_case c;
+    for (int i = 0; i < CASES; i++) {
+        int border = i % BORDERS, place = i / BORDERS % 3, type = i / BORDERS / 3 % (TYPES - 1), has_targets = i % 2;
+        has_targets ^= i / (BORDERS * 3 * (TYPES - 1));
+        int64_t columns = borders[border];
+        columns += place == 0 ? 0 : place == 1 ? 1 : -case_random_below(random, columns / 2);
+        for (int round = 0; round < (test_quick() ? 1 : 6); round++) {
+            begin_case(&c, names[has_targets], type_at(type), columns > 600 ? 3 : 37, columns, random);
+            choose_narrow_options(&c, has_targets, random);
+            check(&c, handle);
+            begin_case(&c, names[has_targets], type_at(type), columns > 600 ? 3 : 37, (columns + 3) / 4 * 4, random);
+            choose_narrow_options(&c, has_targets, random);
+            make_plain(&c);
+            check(&c, handle);
+        }
+    }
+}
+
+/* More rows than there are teams in as many blocks as there may be, and more than one block counts. */
+static void test_many_rows(onepass_handle *handle, case_random *random)
+{
+    static op_case c;
+    for (int i = 0; i < (test_quick() ? 2 : 6); i++) {
+        begin_case(&c, names[i % 2], type_at(i % (TYPES - 1)), test_quick() ? 9000 : 140000 + i, 3, random);
+        choose_narrow_options(&c, i % 2, random);
+        c.options[LOGITS_REDUCTION] = ONEPASS_VALID;
+        c.argument[LOGITS_LABELS].given = c.argument[LOGITS_VALUE].given = 1;
+        c.argument[LOGITS_CLASS_WEIGHTS].given = i / 2 % 2;
+        c.argument[LOGITS_MADE_FOR].given = c.argument[LOGITS_UPSTREAM].given = 0;
+        check(&c, handle);
+    }
 }
 
 /* More than loss, LSE and gradients. */
@@ -366,8 +451,10 @@ enum { ROWS = 5, MOST_COLUMNS = 18500, MOST = ROWS * MOST_COLUMNS * 2 };
 typedef struct bits_call {
     onepass_handle *handle;
     int divergence; /* below 0: cross-entropy */
+    int has_labels; /* beside a divergence */
     int is_half, rows, columns, step, shift, in_place, has_gradients;
     int is_plain; /* the loss and its gradient to the predictions alone */
+    int is_sum;   /* of the rows, and no gradient to targets */
     const float *x, *y;
     const int64_t *labels;
     float value[ROWS], gx[MOST], gy[MOST]; /* gradients compact, whatever their layout was */
@@ -424,9 +511,14 @@ static void run_bits(bits_call *b)
     onepass_tensor tv = {.data = value, .device = {ONEPASS_CUDA, 0}, .ndim = 1, .dtype = case_f32, .shape = shape};
     int mixes = b->divergence >= ONEPASS_JS && b->divergence <= ONEPASS_SKEW_REVERSE_KL;
     onepass_logits_options options = {.size = sizeof options, .reduction = ONEPASS_ROWS};
-    options.label_weight = b->is_plain && b->divergence >= 0 ? 0 : 0.5;
+    options.label_weight = 0.5;
     onepass_status status;
     onepass_tensor *to_x = b->has_gradients ? &tgx : NULL, *to_y = b->has_gradients && !b->is_plain ? &tgy : NULL;
+    if (b->is_sum) {
+        options.reduction = ONEPASS_SUM;
+        tv.ndim = 0;
+        to_y = NULL;
+    }
     options.workspace_size = 4096;
     options.workspace = cuda_claim(options.workspace_size);
     if (b->divergence < 0) {
@@ -434,7 +526,8 @@ static void run_bits(bits_call *b)
     } else {
         options.divergence = (onepass_divergence)b->divergence;
         options.mixture = mixes ? 0.25 : 0;
-        options.labels = b->is_plain ? NULL : &tl;
+        options.labels = b->has_labels ? &tl : NULL;
+        options.label_weight = b->has_labels ? 0.5 : 0;
         options.temperature = 1.5;
         status = onepass_divergence_logits_logits(b->handle, &tx, &ty, &options, &tv, to_x, to_y);
     }
@@ -469,12 +562,12 @@ static void compare_bits(bits_call *b, const bits_call *expected, int row, const
     if (!b->has_gradients)
         return;
     check_bits(b->gx, expected->gx + first, count, "gradient to predictions", how);
-    if (b->divergence >= 0 && !b->is_plain)
+    if (b->divergence >= 0 && !b->is_sum && !b->is_plain)
         check_bits(b->gy, expected->gy + first, count, "gradient to targets", how);
 }
 
-static void test_bits(onepass_handle *handle, case_random *random, int divergence, int is_half, int columns,
-                      int is_plain)
+static void test_bits(onepass_handle *handle, case_random *random, int divergence, int has_labels, int is_half,
+                      int columns, int is_plain)
 {
     static float x[MOST], y[MOST];
     static bits_call all, b;
@@ -489,6 +582,7 @@ static void test_bits(onepass_handle *handle, case_random *random, int divergenc
     test_context("bits: divergence %d, %s, %d columns", divergence, is_half ? "bf16" : "f32", columns);
     const bits_call as_usual = {.handle = handle,
                                 .divergence = divergence,
+                                .has_labels = has_labels,
                                 .is_half = is_half,
                                 .rows = ROWS,
                                 .columns = columns,
@@ -511,6 +605,8 @@ static void test_bits(onepass_handle *handle, case_random *random, int divergenc
     for (int row = 1; row < ROWS; row += 2) {
         b = as_usual, b.rows = 1, b.x = x + row * columns, b.y = y + row * columns, b.labels = labels + row;
         compare_bits(&b, &all, row, "of a row alone");
+        b.is_sum = 1;
+        compare_bits(&b, &all, row, "of a row as a sum");
     }
 }
 
@@ -521,6 +617,8 @@ int main(void)
     case_random random = case_random_stream(test_seed(), 1);
     test_every_kernel(handle, &random);
     test_widths(handle, &random);
+    test_narrow(handle, &random);
+    test_many_rows(handle, &random);
     test_clusters(handle, &random);
     test_aligned(handle, &random);
     test_slices(handle, &random);
@@ -529,14 +627,17 @@ int main(void)
     test_small_kl(handle, &random);
     for (int divergence = -1; divergence < DIVERGENCES; divergence++)
         for (int is_half = 0; is_half < 2; is_half++) {
-            test_bits(handle, &random, divergence, is_half, 97 + is_half, 0);
-            test_bits(handle, &random, divergence, is_half, is_half ? 1000 : 2051, 0);
+            test_bits(handle, &random, divergence, 1, is_half, 97 + is_half, 0);
+            test_bits(handle, &random, divergence, 1, is_half, is_half ? 1000 : 2051, 0);
             if (divergence <= ONEPASS_JS) /* up to three slices */
-                test_bits(handle, &random, divergence, is_half, 18500, 0);
+                test_bits(handle, &random, divergence, 1, is_half, 18500, 0);
             if (!test_quick() || is_half)
-                test_bits(handle, &random, divergence, is_half, 8200, 1);
+                test_bits(handle, &random, divergence, 0, is_half, 8200, 1);
             if (!test_quick())
-                test_bits(handle, &random, divergence, is_half, 18496, 1);
+                test_bits(handle, &random, divergence, 0, is_half, 18496, 1);
+            static const int narrow[] = {10, 50, 100, 101, 255, 500, 1000, 1023, 1500, 2040};
+            for (int i = 0; i < (int)(sizeof narrow / sizeof narrow[0]) && divergence <= ONEPASS_KL; i++)
+                test_bits(handle, &random, divergence, 0, is_half, narrow[i], 0);
         }
     check_all_ran(handle);
     CHECK(cuda_tickets_are_zero(handle), "a kernel left its ticket");

@@ -310,7 +310,7 @@ static onepass_status plan(const onepass_handle *handle, const void *problem, ch
     made->logits = take(&room, made->capacity * made->logits_stride);
     made->target_logits = has_teacher ? take(&room, made->capacity * made->logits_stride) : NULL;
     made->hidden = take(&room, made->capacity * round_up(deepest * element, ALIGNED));
-    made->values = (double *)(void *)take(&room, rows * 8);
+    made->values = (double *)(void *)take(&room, (rows > 0 ? rows : 1) * 8);
     made->counted = (double *)(void *)take(&room, 8);
     made->bias_sums = (double *)(void *)take(&room, p->width * 8);
     if (adds_afterwards(handle, p, made) && (made->capacity < rows || made->run < rows || !workspace))
@@ -551,7 +551,7 @@ static onepass_status run(const onepass_handle *handle, const void *problem, one
     const linear_loss_plan *made = (const linear_loss_plan *)(const void *)plan_made;
     onepass_status status = ONEPASS_OK;
     if (p->loss && p->loss->reduction == ONEPASS_VALID)
-        status = onep_logits_count_divisor(onep_cuda_of(handle), p->loss, made->counted);
+        status = onep_logits_count_divisor(onep_cuda_of(handle), p->loss, made->values, made->counted);
     int64_t next = 0;
     do {
         chunk c = chunk_at(p, made, next);

@@ -226,7 +226,7 @@ static onepass_status refuse_rank(const char *name, const onep_rows *rows)
 /* ---- losses ------------------------------------------------------------------------------------------------------ */
 
 typedef struct loss_plan {
-    onep_launch count, loss; /* count: block 0: not needed */
+    onep_launch loss;
     onep_logits_loss_args args;
 } loss_plan;
 
@@ -293,6 +293,130 @@ static int is_clustered(const onep_logits_problem *k)
     return k->label_temperature == k->temperature || !has_label_terms(k);
 }
 
+/* ---- rows in the registers of a part of a warp ------------------------------------------------------------------- */
+
+/* So many lanes share a row of up to so many columns. */
+typedef struct narrow_width {
+    int64_t columns;
+    int lanes;
+    onep_kernel_id kernels[2][2][ONEP_FLOAT_TYPES]; /* LABELS, KL; any options and layout, or plain ones */
+} narrow_width;
+
+#define NARROW(columns, lanes, quads, TYPES)                                                                           \
+    {                                                                                                                  \
+        columns, lanes,                                                                                                \
+        {                                                                                                              \
+            [LABELS] = {TYPES(labels_##lanes##x##quads), TYPES(labels_plain_##lanes##x##quads)}, [KL] = {              \
+                TYPES(kl_##lanes##x##quads),                                                                           \
+                TYPES(kl_plain_##lanes##x##quads)                                                                      \
+            }                                                                                                          \
+        }                                                                                                              \
+    }
+#define HALF_TYPES(name)                                                                                               \
+    {                                                                                                                  \
+        [ONEP_F16] = ONEP_KERNEL_ID(onep_logits_##name##_f16), [ONEP_BF16] = ONEP_KERNEL_ID(onep_logits_##name##_bf16) \
+    }
+static const narrow_width narrow_widths[] = {NARROW(32, 4, 2, HELD_TYPES), NARROW(128, 4, 8, HELD_TYPES),
+                                             NARROW(256, 8, 8, HELD_TYPES), NARROW(1024, 32, 8, HELD_TYPES),
+                                             NARROW(2048, 32, 16, HALF_TYPES)};
+
+/*
+ * The kernels that have a row in registers, NULL if they do not compute this: of what is_held says, the options that
+ * people train with. Types, widths and these options alone decide, as above.
+ */
+static const narrow_width *narrow_width_of(const onep_logits_problem *k)
+{
+    int is_labels = k->form == ONEP_NO_TARGET && (k->label.weight == 0 || k->label.smoothing == 0);
+    int is_kl = k->form == ONEP_TARGET_LOGITS && is_kl_of_logits(k) && k->label.weight == 0 && k->label.z_loss == 0 &&
+                (k->label_temperature == k->temperature || !has_label_terms(k));
+    if (!is_held(k) || k->label.entropy_bonus != 0 || k->softcap > 0 || !(is_labels || is_kl) ||
+        k->columns * (int64_t)onep_type_size(k->predictions.type) > ONEP_LOGITS_NARROW_BYTES)
+        return NULL;
+    for (size_t i = 0; i < sizeof narrow_widths / sizeof narrow_widths[0]; i++)
+        if (k->columns <= narrow_widths[i].columns)
+            return &narrow_widths[i];
+    return NULL;
+}
+
+/* A chunk is the work of a block, as many rows at a time as it has teams. Smaller blocks for few rows were slower. */
+static onep_launch cut_narrow_rows(const narrow_width *width, onep_logits_rows *rows)
+{
+    int64_t teams = ONEP_LOGITS_NARROW_THREADS / width->lanes;
+    int64_t times = ceil_div(rows->count, teams * ONEP_LOGITS_NARROW_CHUNKS);
+    rows->chunk = teams * (times > 0 ? times : 1);
+    rows->chunks = ceil_div(rows->count, rows->chunk);
+    return (onep_launch){.grid = (unsigned)(rows->chunks > 0 ? rows->chunks : 1), .block = ONEP_LOGITS_NARROW_THREADS};
+}
+
+static void find_unit(const onep_logits_operand *o, const onep_logits_rows *rows, int64_t size, int *unit)
+{
+    uint64_t places = (uint64_t)(uintptr_t)o->data;
+    for (int d = 0; d < rows->rank; d++)
+        places |= (uint64_t)o->row_stride[d];
+    while (o->data && *unit > 1 && (o->col_stride != size || places % (uint64_t)(*unit * size) != 0))
+        *unit /= 2;
+}
+
+/* What its kernels need to know beside the arguments, which are complete but for the kernel's number. */
+static onep_logits_narrow narrow_facts(const onep_logits_problem *k, const onep_logits_loss_args *a)
+{
+    int is_labels = k->form == ONEP_NO_TARGET;
+    double temperature = is_labels ? k->label_temperature : k->temperature;
+    double target_temperature = is_labels ? 1 : k->target_temperature;
+    int64_t size = (int64_t)onep_type_size(k->predictions.type);
+    onep_logits_narrow n = {.unit = k->columns % 4 == 0   ? 4
+                                    : k->columns % 2 == 0 ? 2
+                                                          : 1,
+                            .over_s = (float)(1 / temperature),
+                            .over_t = (float)(1 / target_temperature),
+                            .k_s = (float)(1.44269504088896341 / temperature),
+                            .k_t = (float)(1.44269504088896341 / target_temperature),
+                            .at_label = is_labels ? (float)k->label.weight : 0,
+                            .z_slope = (float)(2 * k->label.z_loss),
+                            .to_s = (is_labels ? 1 : k->divergence.weight) / temperature,
+                            .to_t = is_labels ? 0 : k->divergence.weight / target_temperature,
+                            .predictions = a->predictions.data,
+                            .targets = a->targets.data,
+                            .labels = a->labels.data,
+                            .gradients = a->grad_predictions.data,
+                            .predictions_stride = a->predictions.row_stride[0],
+                            .targets_stride = a->targets.row_stride[0],
+                            .labels_stride = a->labels.row_stride[0],
+                            .gradients_stride = a->grad_predictions.row_stride[0],
+                            .label_type = a->labels.type};
+    find_unit(&a->predictions, &a->rows, size, &n.unit);
+    find_unit(&a->targets, &a->rows, size, &n.unit);
+    find_unit(&a->grad_predictions, &a->rows, size, &n.unit);
+    find_unit(&a->grad_targets, &a->rows, size, &n.unit);
+    if (k->reduction == ONEPASS_VALID || k->divisor_from.data || (!a->per_row && k->grad_value.data)) {
+        n.flags |= ONEP_LOGITS_SCALED;
+    } else {
+        n.to_s /= k->divisor;
+        n.to_t /= k->divisor;
+    }
+    if (k->mask.data || k->weights.data || (a->per_row && k->grad_value.data))
+        n.flags |= ONEP_LOGITS_BY_ROW;
+    if (k->lse.data || k->target_lse.data || k->log_prob.data || has_more_results(k) || k->width > k->columns)
+        n.flags |= ONEP_LOGITS_RESULTS;
+    if (a->rows.rank > 1)
+        n.flags |= ONEP_LOGITS_RANKS;
+    if (k->value.data && !a->per_row)
+        n.flags |= ONEP_LOGITS_TOTAL;
+    if (k->class_weights.data)
+        n.flags |= ONEP_LOGITS_CLASSES;
+    return n;
+}
+
+/* Whether the kernels of plain rows do: they compute the same, and have no instructions for anything else. */
+static int is_plain(const onep_logits_problem *k, const onep_logits_loss_args *a)
+{
+    int is_scaled = k->divisor_from.data || k->grad_value.data || k->grad_made_for.data;
+    return (a->narrow.flags & ~(ONEP_LOGITS_SCALED | ONEP_LOGITS_TOTAL)) == 0 && a->narrow.unit == 4 && !is_scaled &&
+           !a->per_row && !k->grad_targets.data;
+}
+
+/* ---- plans of losses --------------------------------------------------------------------------------------------- */
+
 static int held_kind_of(const onep_logits_problem *k)
 {
     return k->form == ONEP_NO_TARGET ? LABELS : is_kl_of_logits(k) ? KL : MIXED;
@@ -342,6 +466,25 @@ static int cluster_kind_of(const onep_logits_problem *k, const onep_logits_loss_
 static size_t round_up(size_t bytes)
 {
     return (bytes + 255) / 256 * 256;
+}
+
+/* Of the kernel that counts the divisor; it takes a partial sum of each. */
+static int64_t counting_blocks(int64_t rows)
+{
+    int64_t blocks = ceil_div(rows, ONEP_LOGITS_COUNTED_ROWS);
+    return blocks > ONEP_LOGITS_COUNTING_BLOCKS ? ONEP_LOGITS_COUNTING_BLOCKS : blocks > 0 ? blocks : 1;
+}
+
+/* Its arguments are those of a loss, but for the chunks. */
+static onepass_status count_divisor(const onep_cuda *cuda, const onep_logits_loss_args *of_loss)
+{
+    onep_logits_loss_args args = *of_loss;
+    int64_t blocks = counting_blocks(args.rows.count);
+    const onep_launch launch = {
+        .kernel = ONEP_KERNEL_ID(onep_logits_count), .grid = (unsigned)blocks, .block = ONEP_LOGITS_THREADS};
+    args.rows.chunk = ceil_div(args.rows.count, blocks);
+    args.rows.chunks = blocks;
+    return onep_cuda_launch(cuda, "logits", &launch, &args);
 }
 
 static onepass_status plan_loss(const onepass_handle *handle, const void *problem, char *workspace, onep_plan *plan,
@@ -398,17 +541,24 @@ static onepass_status plan_loss(const onepass_handle *handle, const void *proble
     add(&rows, &a->divisor_from, &k->divisor_from);
     if (!merge_rows(&rows, &a->rows))
         return refuse_rank("logits", &k->rows);
-    cut_rows(&a->rows);
-    size_t sums = round_up((size_t)a->rows.chunks * sizeof(double));
+    const narrow_width *narrow = narrow_width_of(k);
+    if (narrow) {
+        made->loss = cut_narrow_rows(narrow, &a->rows);
+        a->narrow = narrow_facts(k, a);
+        made->loss.kernel = (int)narrow->kernels[held_kind_of(k)][is_plain(k, a)][k->predictions.type];
+    } else {
+        cut_rows(&a->rows);
+    }
+    int64_t counts = k->reduction == ONEPASS_VALID ? counting_blocks(a->rows.count) : 0;
+    size_t sums = round_up((size_t)(counts > a->rows.chunks ? counts : a->rows.chunks) * sizeof(double));
     *bytes = sums + round_up(sizeof(double));
     if (!workspace)
         return ONEPASS_OK;
     a->partial = (double *)(void *)workspace;
-    if (k->reduction == ONEPASS_VALID) {
+    if (k->reduction == ONEPASS_VALID)
         a->counted = (double *)(void *)(workspace + sums);
-        made->count =
-            (onep_launch){.kernel = ONEP_KERNEL_ID(onep_logits_count), .grid = 1, .block = ONEP_LOGITS_THREADS};
-    }
+    if (narrow)
+        return ONEPASS_OK;
     if (!is_held(k)) {
         made->loss = launch_of(loss_kernels[computed_of(k)], &a->rows, k->columns);
         return ONEPASS_OK;
@@ -427,22 +577,23 @@ static onepass_status run_loss(const onepass_handle *handle, const void *problem
     onep_cuda *cuda = onep_cuda_of(handle);
     (void)problem;
     onepass_status status = onep_cuda_tickets_of(cuda, "logits", 2, &made->args.ticket);
-    if (status == ONEPASS_OK && made->count.block)
-        status = onep_cuda_launch(cuda, "logits", &made->count, &made->args);
+    if (status == ONEPASS_OK && made->args.counted)
+        status = count_divisor(cuda, &made->args);
     return status == ONEPASS_OK ? onep_cuda_launch(cuda, "logits", &made->loss, &made->args) : status;
 }
 
-onepass_status onep_logits_count_divisor(onep_cuda *cuda, const onep_logits_problem *k, double *counted)
+onepass_status onep_logits_count_divisor(onep_cuda *cuda, const onep_logits_problem *k, double *room, double *counted)
 {
-    const onep_launch launch = {.kernel = ONEP_KERNEL_ID(onep_logits_count), .grid = 1, .block = ONEP_LOGITS_THREADS};
-    onep_logits_loss_args args = {.columns = k->columns, .ignore_index = k->label.ignore_index, .counted = counted};
+    onep_logits_loss_args args = {
+        .columns = k->columns, .ignore_index = k->label.ignore_index, .partial = room, .counted = counted};
     row_plan rows = {.rows = &k->rows};
     add(&rows, &args.labels, &k->labels);
     add(&rows, &args.mask, &k->mask);
     add(&rows, &args.class_weights, &k->class_weights); /* has no rows */
     if (!merge_rows(&rows, &args.rows))
         return refuse_rank("logits", &k->rows);
-    return onep_cuda_launch(cuda, "logits", &launch, &args);
+    onepass_status status = onep_cuda_tickets_of(cuda, "logits", 1, &args.ticket);
+    return status == ONEPASS_OK ? count_divisor(cuda, &args) : status;
 }
 
 const onep_kernel onep_logits_cuda[ONEP_FLOAT_TYPES] = {[ONEP_F16] = {plan_loss, run_loss},
