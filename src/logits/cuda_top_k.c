@@ -16,7 +16,7 @@ _Static_assert((int)ONEP_TOP_K_PLACES >= (int)ONEP_TOP_K_MOST, "a key holds any 
 static const char *const name = "divergence_logits_top_k";
 
 typedef struct top_k_plan {
-    onep_launch count, more, loss; /* of the first two block 0: not needed */
+    onep_launch more, loss; /* more: block 0: not needed */
     onep_logits_top_k_args args;
 } top_k_plan;
 
@@ -161,21 +161,19 @@ static onepass_status plan_top_k(const onepass_handle *handle, const void *probl
     const onep_logits_problem *k = (const onep_logits_problem *)problem;
     top_k_plan *made = (top_k_plan *)(void *)plan;
     onep_logits_top_k_args *args = &made->args;
-    made->count = made->more = made->loss = (onep_launch){.block = 0};
+    made->more = made->loss = (onep_launch){.block = 0};
     fill_args(k, args);
     if (!add_operands(k, args))
         return onep_fail(ONEPASS_UNSUPPORTED, "%s: rank %d before the columns; CUDA allows %d after merging", name,
                          k->rows.rank, ONEP_LOGITS_MAX_RANK);
-    size_t sums = round_up((size_t)args->loss.rows.chunks * sizeof(double));
+    /* Partial sums, of the loss and before that of the divisor: never more than there are chunks, but at least one. */
+    size_t sums = round_up((size_t)(args->loss.rows.chunks + 1) * sizeof(double));
     *bytes = sums + round_up(sizeof(double));
     if (!workspace)
         return ONEPASS_OK;
     args->loss.partial = (double *)(void *)workspace;
-    if (k->reduction == ONEPASS_VALID) {
+    if (k->reduction == ONEPASS_VALID)
         args->loss.counted = (double *)(void *)(workspace + sums);
-        made->count =
-            (onep_launch){.kernel = ONEP_KERNEL_ID(onep_logits_count), .grid = 1, .block = ONEP_LOGITS_THREADS};
-    }
     if (!is_held(k)) {
         made->loss = any_launch_of(k, args);
         return ONEPASS_OK;
@@ -190,10 +188,10 @@ static onepass_status run_top_k(const onepass_handle *handle, const void *proble
 {
     top_k_plan *made = (top_k_plan *)(void *)plan;
     onep_cuda *cuda = onep_cuda_of(handle);
-    (void)problem;
+    const onep_logits_loss_args *loss = &made->args.loss;
     onepass_status status = onep_cuda_tickets_of(cuda, name, 2, &made->args.loss.ticket);
-    if (status == ONEPASS_OK && made->count.block)
-        status = onep_cuda_launch(cuda, name, &made->count, &made->args.loss);
+    if (status == ONEPASS_OK && loss->counted)
+        status = onep_logits_count_divisor(cuda, (const onep_logits_problem *)problem, loss->partial, loss->counted);
     if (status == ONEPASS_OK && made->more.block) { /* first: gradients may be written over the logits */
         onep_logits_top_k_args more = made->args;
         more.loss.value.data = more.loss.grad_predictions.data = NULL;
