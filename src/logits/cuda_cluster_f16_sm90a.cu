@@ -10,9 +10,9 @@ ONEP_LOGITS_CLUSTER_TOKEN(f16, f16)
 ONEP_LOGITS_CLUSTER_ALIGNED(f16, f16)
 
 /*
- * Of what is in registers between sweeps a few words per row and lane are not; measured so, and faster than one block
- * per multiprocessor or sums made again. Where it is more, it is in copies of the loop for lanes that part, and none do.
- * onep_logits_variation_cluster_aligned_f16: spills up to 160 bytes
+ * Two blocks per multiprocessor leave 128 registers per thread: what does not fit between sweeps is stored and read
+ * again, as these kernels were measured. Where it is most, nearly all of it is in a copy of the loop that the assembler
+ * makes for lanes that part. onep_logits_variation_cluster_aligned_f16: spills up to 160 bytes
  * onep_logits_js_cluster_aligned_f16: spills up to 160 bytes
  * onep_logits_mixture_cluster_aligned_f16: spills up to 256 bytes
  * onep_logits_kl_cluster_f16: spills up to 64 bytes

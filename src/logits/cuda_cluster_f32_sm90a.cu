@@ -10,8 +10,8 @@ ONEP_LOGITS_CLUSTER_TOKEN(f32, float)
 ONEP_LOGITS_CLUSTER_ALIGNED(f32, float)
 
 /*
- * Of what is in registers between sweeps a few words per row and lane are not; measured so, and faster than one block
- * per multiprocessor or sums made again. Where it is more, it is in copies of the loop for lanes that part, and none do.
+ * Two blocks per multiprocessor leave 128 registers per thread: what does not fit between sweeps is stored and read
+ * again, as these kernels were measured.
  * onep_logits_variation_cluster_aligned_f32: spills up to 40 bytes
  * onep_logits_js_cluster_aligned_f32: spills up to 40 bytes
  * onep_logits_mixture_cluster_aligned_f32: spills up to 40 bytes
