@@ -54,11 +54,6 @@ int call_is_from_logits(call_operator operator_id)
     return operator_id >= CALL_DIVERGENCE_LOGITS && operator_id < CALL_LINEAR;
 }
 
-static int is_integer(onep_type type)
-{
-    return type == ONEP_I32 || type == ONEP_I64;
-}
-
 static void place(case_buffer *buffer, size_t bytes)
 {
     if (!case_buffer_place(buffer, bytes, CASE_PAGE_AFTER, 0))
@@ -77,23 +72,6 @@ static void *take(size_t bytes)
 
 /* ---- tensors ----------------------------------------------------------------------------------------------------- */
 
-/* Elements from the first to the last of a two-dimensional view, both counted; 0 if it has none. */
-static size_t reach(const call_tensor *t)
-{
-    size_t elements = 1;
-    for (int d = 0; d < t->tensor.ndim; d++) {
-        if (t->shape[d] == 0)
-            return 0;
-        elements += (size_t)((t->shape[d] - 1) * t->strides[d]);
-    }
-    return elements;
-}
-
-static size_t bytes_of(const call_tensor *t)
-{
-    return reach(t) * onep_type_size(t->type);
-}
-
 /* A tensor of up to two dimensions; a call that is strided leaves an element between any two. */
 static onepass_tensor *add(every_call *c, const char *name, int role, onep_type type, int ndim, int64_t first,
                            int64_t second)
@@ -108,12 +86,12 @@ static onepass_tensor *add(every_call *c, const char *name, int role, onep_type 
     t->shape[1] = second;
     t->strides[0] = ndim == 2 ? step * second + (step - 1) : step;
     t->strides[1] = step;
-    t->tensor = kl_tensor(is_integer(type) ? ONEP_F64 : type, NULL, ndim, t->shape);
-    if (is_integer(type))
+    t->tensor = kl_tensor(call_is_integer(type) ? ONEP_F64 : type, NULL, ndim, t->shape);
+    if (call_is_integer(type))
         t->tensor.dtype = type == ONEP_I32 ? case_i32 : case_i64;
     if (c->strided && ndim > 0)
         t->tensor.strides = t->strides;
-    size_t bytes = bytes_of(t);
+    size_t bytes = call_tensor_bytes(t);
     t->on_heap = c->kind.memory != CALL_PAGE_AFTER;
     if (!t->on_heap)
         place(&t->buffer, bytes);
@@ -121,43 +99,6 @@ static onepass_tensor *add(every_call *c, const char *name, int role, onep_type 
         t->buffer.data = take(bytes);
     t->tensor.data = t->buffer.data;
     return &t->tensor;
-}
-
-static int64_t elements_of(const call_tensor *t)
-{
-    int64_t count = 1;
-    for (int d = 0; d < t->tensor.ndim; d++)
-        count *= t->shape[d];
-    return count;
-}
-
-static char *element_at(const call_tensor *t, int64_t index)
-{
-    int64_t at = 0;
-    for (int d = t->tensor.ndim - 1; d >= 0; d--) {
-        at += index % t->shape[d] * t->strides[d];
-        index /= t->shape[d];
-    }
-    return t->buffer.data + at * (int64_t)onep_type_size(t->type);
-}
-
-static void put(const call_tensor *t, int64_t index, double x)
-{
-    unsigned char byte = x != 0;
-    if (is_integer(t->type))
-        onep_store_integer(t->type, element_at(t, index), (int64_t)x);
-    else if (t->type == ONEP_BYTE)
-        *element_at(t, index) = (char)byte;
-    else
-        onep_store(t->type, element_at(t, index), x);
-}
-
-static void fill(const call_tensor *t, double low, double high, test_random *random)
-{
-    for (int64_t i = 0; i < elements_of(t); i++)
-        put(t, i,
-            t->type == ONEP_BYTE ? (double)(test_random_bits(random) % 4 != 0)
-                                 : test_random_between(random, low, high));
 }
 
 static call_tensor *last(every_call *c)
@@ -170,7 +111,7 @@ static onepass_tensor *given(every_call *c, const char *name, onep_type type, in
                              double low, double high, test_random *random)
 {
     onepass_tensor *tensor = add(c, name, READ, type, ndim, first, second);
-    fill(last(c), low, high, random);
+    call_tensor_fill(last(c), low, high, random);
     return tensor;
 }
 
@@ -207,8 +148,9 @@ static onepass_tensor *labels(every_call *c, const char *name, int ndim, int64_t
 {
     call_kind k = c->kind;
     onepass_tensor *tensor = add(c, name, READ, k.variant / 2 % 2 ? ONEP_I32 : ONEP_I64, ndim, k.rows, second);
-    for (int64_t i = 0; i < elements_of(last(c)); i++)
-        put(last(c), i,
+    for (int64_t i = 0; i < call_tensor_elements(last(c)); i++)
+        call_tensor_put(
+            last(c), i,
             k.columns == 0 || test_random_below(random, 5) == 0 ? -100 : (double)test_random_below(random, k.columns));
     return tensor;
 }
@@ -216,19 +158,19 @@ static onepass_tensor *labels(every_call *c, const char *name, int ndim, int64_t
 /* Logits; those of a total variation are not where the two sides might be equal. */
 static void fill_logits(const call_tensor *t, int is_apart, test_random *random)
 {
-    for (int64_t i = 0; i < elements_of(t); i++)
-        put(t, i,
-            is_apart ? (i % t->shape[1] % 2 ? 2 : -2) + test_random_between(random, -0.2, 0.2)
-                     : test_random_between(random, -4, 4));
+    for (int64_t i = 0; i < call_tensor_elements(t); i++)
+        call_tensor_put(t, i,
+                        is_apart ? (i % t->shape[1] % 2 ? 2 : -2) + test_random_between(random, -0.2, 0.2)
+                                 : test_random_between(random, -4, 4));
 }
 
 static void make_targets(every_call *c, int is_apart, test_random *random)
 {
     call_kind k = c->kind;
     add(c, "targets", READ, k.type, 2, k.rows, k.columns);
-    for (int64_t i = 0; i < elements_of(last(c)); i++) {
+    for (int64_t i = 0; i < call_tensor_elements(last(c)); i++) {
         double p = (is_apart ? 1 : test_random_between(random, 0.2, 1.8)) / (double)k.columns;
-        put(last(c), i, k.operator_id == CALL_DIVERGENCE_PROBS ? p : log(p));
+        call_tensor_put(last(c), i, k.operator_id == CALL_DIVERGENCE_PROBS ? p : log(p));
     }
     add(c, "grad_targets", WRITTEN, k.type, 2, k.rows, k.columns);
 }
@@ -243,15 +185,16 @@ static void make_top_k(every_call *c, test_random *random)
     o->outside = k.variant % 2 ? ONEPASS_OUTSIDE_TAIL : (onepass_outside)(k.variant / 2 % 4);
     o->top_values = (onepass_top_values)(k.variant % 2);
     add(c, "top_values", READ, k.type, 2, k.rows, entries);
-    for (int64_t i = 0; i < elements_of(last(c)); i++) {
+    for (int64_t i = 0; i < call_tensor_elements(last(c)); i++) {
         double p = test_random_between(random, 0.2, 0.9) / (double)(entries + 1);
-        put(last(c), i, o->top_values == ONEPASS_TOP_PROBS ? p : log(p));
+        call_tensor_put(last(c), i, o->top_values == ONEPASS_TOP_PROBS ? p : log(p));
     }
     add(c, "top_indices", READ, k.variant / 2 % 2 ? ONEP_I32 : ONEP_I64, 2, k.rows, entries);
-    for (int64_t i = 0; i < elements_of(last(c)); i++) /* the first entry of a row always counts */
-        put(last(c), i,
-            used == 0 || (i % entries && test_random_below(random, 5) == 0) ? -1
-                                                                            : (double)test_random_below(random, used));
+    for (int64_t i = 0; i < call_tensor_elements(last(c)); i++) /* the first entry of a row always counts */
+        call_tensor_put(last(c), i,
+                        used == 0 || (i % entries && test_random_below(random, 5) == 0)
+                            ? -1
+                            : (double)test_random_below(random, used));
 }
 
 static const onepass_reduction reductions[] = {ONEPASS_BATCHMEAN, ONEPASS_MEAN, ONEPASS_SUM, ONEPASS_ROWS,
@@ -385,7 +328,7 @@ static void put_exchanged(every_call *c, const char *name, const exchanged *from
 {
     add(c, name, READ, ONEP_F64, 2, from->shape[1], from->shape[2]);
     for (int64_t i = 0; i < from->shape[1] * from->shape[2]; i++)
-        put(last(c), i, from->data[i]);
+        call_tensor_put(last(c), i, from->data[i]);
     if (!has_ranks)
         return;
     call_tensor *t = last(c);
@@ -471,7 +414,7 @@ static void make_shard(every_call *c, test_random *random)
         for (int i = 0; i < 3; i++) {
             add(c, names[i], is_backward ? READ : WRITTEN, k.type, i ? 1 : 2, k.rows, i ? 0 : k.depth);
             if (is_backward)
-                fill(last(c), 0.5, 2, random);
+                call_tensor_fill(last(c), 0.5, 2, random);
         }
         if (is_backward)
             add(c, "grad_logits", WRITTEN, k.type, 2, k.rows, k.columns);
@@ -573,9 +516,9 @@ static void make_head(every_call *c, test_random *random)
     if (!backward) {
         if (!batch || k.variant % 2) {
             o->running_mean = add(c, "running_mean", batch ? KEPT : READ, computed, 1, k.columns, 0);
-            fill(last(c), -1, 1, random);
+            call_tensor_fill(last(c), -1, 1, random);
             o->running_var = add(c, "running_var", batch ? KEPT : READ, computed, 1, k.columns, 0);
-            fill(last(c), 0.5, 2, random);
+            call_tensor_fill(last(c), 0.5, 2, random);
         }
         if (batch) {
             o->momentum = 0.1;
@@ -647,7 +590,7 @@ void call_free(every_call *c)
 
 /* ---- calls ------------------------------------------------------------------------------------------------------- */
 
-static const onepass_tensor *named(const every_call *c, const char *name)
+const onepass_tensor *call_named(const every_call *c, const char *name)
 {
     for (int i = 0; i < c->count; i++)
         if (strcmp(c->tensor[i].name, name) == 0)
@@ -664,36 +607,37 @@ void *call_prepare(every_call *c, onepass_handle *handle, size_t *bytes)
 {
     for (int i = 0; i < c->count; i++) {
         const call_tensor *t = &c->tensor[i];
-        if ((t->is_output || t->is_kept) && bytes_of(t) > 0)
-            memset(t->buffer.data, 0xa5, bytes_of(t));
-        for (int64_t k = 0; t->is_kept && k < elements_of(t); k++)
-            put(t, k, is_integer(t->type) ? 3 : 0.75);
+        if ((t->is_output || t->is_kept) && call_tensor_bytes(t) > 0)
+            memset(t->buffer.data, 0xa5, call_tensor_bytes(t));
+        for (int64_t k = 0; t->is_kept && k < call_tensor_elements(t); k++)
+            call_tensor_put(t, k, call_is_integer(t->type) ? 3 : 0.75);
     }
     *bytes = 0;
     onepass_status status = ONEPASS_OK;
-    const onepass_tensor *input = named(c, "input"), *weight = named(c, "weight");
+    const onepass_tensor *input = call_named(c, "input"), *weight = call_named(c, "weight");
     if (c->kind.operator_id <= CALL_KL_LOG_PROBS_LOG_PROBS)
-        status = onepass_kl_workspace_size(handle, named(c, "predictions"), &c->kl, bytes);
+        status = onepass_kl_workspace_size(handle, call_named(c, "predictions"), &c->kl, bytes);
     else if (c->kind.operator_id <= CALL_CROSS_ENTROPY)
-        status = onepass_logits_workspace_size(handle, named(c, "predictions"), &c->logits, bytes);
+        status = onepass_logits_workspace_size(handle, call_named(c, "predictions"), &c->logits, bytes);
     else if (c->kind.operator_id <= CALL_TOKEN_BACKWARD)
-        status = onepass_token_workspace_size(handle, named(c, "logits"), &c->token, bytes);
+        status = onepass_token_workspace_size(handle, call_named(c, "logits"), &c->token, bytes);
     else if (c->kind.operator_id <= CALL_SHARD_TOKEN_BACKWARD)
         *bytes = 0; /* on no level */
     else if (c->kind.operator_id <= CALL_LINEAR_BACKWARD)
         status = onepass_linear_workspace_size(handle, input, weight, bytes);
     else if (c->kind.operator_id == CALL_LINEAR_CROSS_ENTROPY)
-        status = onepass_linear_cross_entropy_workspace_size(handle, input, weight, &c->logits, named(c, "grad_weight"),
-                                                             bytes);
+        status = onepass_linear_cross_entropy_workspace_size(handle, input, weight, &c->logits,
+                                                             call_named(c, "grad_weight"), bytes);
     else if (c->kind.operator_id == CALL_LINEAR_DIVERGENCE)
-        status = onepass_linear_divergence_workspace_size(handle, input, weight, named(c, "target_input"),
-                                                          named(c, "target_weight"), &c->logits,
-                                                          named(c, "grad_weight"), bytes);
+        status = onepass_linear_divergence_workspace_size(handle, input, weight, call_named(c, "target_input"),
+                                                          call_named(c, "target_weight"), &c->logits,
+                                                          call_named(c, "grad_weight"), bytes);
     else if (c->kind.operator_id <= CALL_LINEAR_TOKEN_BACKWARD)
-        status = onepass_linear_token_workspace_size(handle, input, weight, &c->token, named(c, "grad_weight"), bytes);
+        status =
+            onepass_linear_token_workspace_size(handle, input, weight, &c->token, call_named(c, "grad_weight"), bytes);
     else if (c->kind.operator_id == CALL_HEAD)
-        status = onepass_head_workspace_size(handle, input, weight, &c->head, named(c, "output"), named(c, "product"),
-                                             bytes);
+        status = onepass_head_workspace_size(handle, input, weight, &c->head, call_named(c, "output"),
+                                             call_named(c, "product"), bytes);
     else
         status = onepass_head_backward_workspace_size(handle, input, weight, &c->head, bytes);
     CHECK(status == ONEPASS_OK, "the workspace's size: %s", onepass_last_error());
@@ -703,107 +647,6 @@ void *call_prepare(every_call *c, onepass_handle *handle, size_t *bytes)
         return take(*bytes);
     place(&c->workspace, *bytes);
     return c->workspace.data;
-}
-
-static onepass_status execute_loss(every_call *c, onepass_handle *handle)
-{
-    const onepass_tensor *predictions = named(c, "predictions"), *targets = named(c, "targets");
-    const onepass_tensor *value = named(c, "value"), *to_predictions = named(c, "grad_predictions");
-    const onepass_tensor *to_targets = named(c, "grad_targets");
-    const onepass_tensor *logits = named(c, "logits"), *indices = named(c, "indices");
-    const onepass_tensor *log_prob = named(c, "log_prob"), *entropy = named(c, "entropy"), *lse = named(c, "lse");
-    switch (c->kind.operator_id) {
-    case CALL_DIVERGENCE_LOGITS:
-        return onepass_divergence_logits_logits(handle, predictions, targets, &c->logits, value, to_predictions,
-                                                to_targets);
-    case CALL_DIVERGENCE_PROBS:
-        return onepass_divergence_logits_probs(handle, predictions, targets, &c->logits, value, to_predictions,
-                                               to_targets);
-    case CALL_DIVERGENCE_LOG_PROBS:
-        return onepass_divergence_logits_log_probs(handle, predictions, targets, &c->logits, value, to_predictions,
-                                                   to_targets);
-    case CALL_DIVERGENCE_TOP_K:
-        return onepass_divergence_logits_top_k(handle, predictions, named(c, "top_values"), named(c, "top_indices"),
-                                               &c->logits, value, to_predictions);
-    case CALL_CROSS_ENTROPY:
-        return onepass_cross_entropy_logits_labels(handle, predictions, named(c, "labels"), &c->logits, value,
-                                                   to_predictions);
-    case CALL_TOKEN:
-        return onepass_token_log_probs(handle, logits, indices, &c->token, log_prob, entropy, lse);
-    default:
-        return onepass_token_log_probs_backward(handle, logits, indices, log_prob, entropy, lse, &c->token,
-                                                named(c, "grad_logits"));
-    }
-}
-
-static onepass_status execute_shard(every_call *c, onepass_handle *handle)
-{
-    const onepass_tensor *predictions = named(c, "predictions"), *targets = named(c, "targets");
-    const onepass_tensor *logits = named(c, "logits"), *indices = named(c, "indices");
-    const onepass_tensor *log_prob = named(c, "log_prob"), *entropy = named(c, "entropy"), *lse = named(c, "lse");
-    const onepass_tensor *statistics = named(c, "statistics"), *gathered = named(c, "gathered");
-    switch (c->kind.operator_id) {
-    case CALL_SHARD_STATES:
-        return onepass_shard_states(handle, predictions, targets, indices, &c->logits, named(c, "states"));
-    case CALL_SHARD_MERGE:
-        return onepass_shard_merge(handle, gathered, named(c, "merged"));
-    case CALL_SHARD_SUMS:
-        return onepass_shard_sums(handle, predictions, targets, statistics, &c->logits, named(c, "sums"));
-    case CALL_SHARD_MERGE_SUMS:
-        return onepass_shard_merge_sums(handle, statistics, gathered, named(c, "merged"));
-    case CALL_SHARD_LOSS:
-        return onepass_shard_loss(handle, predictions, targets, statistics, &c->logits, named(c, "value"),
-                                  named(c, "grad_predictions"), named(c, "grad_targets"));
-    case CALL_SHARD_TOKEN:
-        return onepass_shard_token_log_probs(handle, logits, indices, statistics, &c->token, log_prob, entropy, lse);
-    default:
-        return onepass_shard_token_log_probs_backward(handle, logits, indices, statistics, log_prob, entropy, lse,
-                                                      &c->token, named(c, "grad_logits"));
-    }
-}
-
-onepass_status call_execute(every_call *c, onepass_handle *handle, void *workspace, size_t bytes)
-{
-    const onepass_tensor *input = named(c, "input"), *weight = named(c, "weight"), *output = named(c, "output");
-    c->kl.workspace = c->head.workspace = c->logits.workspace = c->token.workspace = workspace;
-    c->kl.workspace_size = c->head.workspace_size = c->logits.workspace_size = c->token.workspace_size = bytes;
-    if (c->kind.operator_id >= CALL_SHARD_STATES && c->kind.operator_id <= CALL_SHARD_TOKEN_BACKWARD)
-        return execute_shard(c, handle);
-    if (call_is_from_logits(c->kind.operator_id))
-        return execute_loss(c, handle);
-    switch (c->kind.operator_id) {
-    case CALL_LINEAR:
-        return onepass_linear(handle, input, weight, named(c, "bias"), output, workspace, bytes);
-    case CALL_LINEAR_BACKWARD:
-        return onepass_linear_backward(handle, named(c, "grad_output"), input, weight, named(c, "grad_input"),
-                                       named(c, "grad_weight"), named(c, "grad_bias"), workspace, bytes);
-    case CALL_LINEAR_CROSS_ENTROPY:
-        return onepass_linear_cross_entropy(handle, input, weight, named(c, "bias"), named(c, "labels"), &c->logits,
-                                            named(c, "value"), named(c, "grad_input"), named(c, "grad_weight"),
-                                            named(c, "grad_bias"));
-    case CALL_LINEAR_DIVERGENCE:
-        return onepass_linear_divergence(handle, input, weight, named(c, "bias"), named(c, "target_input"),
-                                         named(c, "target_weight"), named(c, "target_bias"), &c->logits,
-                                         named(c, "value"), named(c, "grad_input"), named(c, "grad_weight"),
-                                         named(c, "grad_bias"));
-    case CALL_LINEAR_TOKEN:
-        return onepass_linear_token_log_probs(handle, input, weight, named(c, "bias"), named(c, "indices"), &c->token,
-                                              named(c, "log_prob"), named(c, "entropy"), named(c, "lse"));
-    case CALL_LINEAR_TOKEN_BACKWARD:
-        return onepass_linear_token_log_probs_backward(
-            handle, input, weight, named(c, "bias"), named(c, "indices"), named(c, "log_prob"), named(c, "entropy"),
-            named(c, "lse"), &c->token, named(c, "grad_input"), named(c, "grad_weight"), named(c, "grad_bias"));
-    case CALL_HEAD:
-        return onepass_head(handle, input, weight, &c->head, output, named(c, "product"), named(c, "mean"),
-                            named(c, "rstd"));
-    case CALL_HEAD_BACKWARD:
-        return onepass_head_backward(handle, named(c, "grad_output"), output, input, weight, named(c, "product"),
-                                     named(c, "mean"), named(c, "rstd"), &c->head, &c->gradients);
-    default:
-        return kl_entry_of((onep_kl_form)(c->kind.operator_id - CALL_KL_PROBS_PROBS))(
-            handle, named(c, "predictions"), named(c, "targets"), &c->kl, named(c, "value"),
-            named(c, "grad_predictions"), named(c, "grad_targets"));
-    }
 }
 
 void call_release(every_call *c, void *workspace)
@@ -828,7 +671,7 @@ uint64_t call_digest(const every_call *c)
     uint64_t digest = 0xcbf29ce484222325u; /* FNV-1a */
     for (int i = 0; i < c->count; i++) {
         const call_tensor *t = &c->tensor[i];
-        size_t bytes = t->is_output || t->is_kept ? bytes_of(t) : 0;
+        size_t bytes = t->is_output || t->is_kept ? call_tensor_bytes(t) : 0;
         for (size_t k = 0; k < bytes; k++)
             digest = (digest ^ (unsigned char)t->buffer.data[k]) * 0x100000001b3u;
     }
@@ -839,12 +682,13 @@ void call_compare(const every_call *got, const every_call *expected, double rela
 {
     for (int i = 0; i < got->count; i++) {
         const call_tensor *t = &got->tensor[i], *of = &expected->tensor[i];
-        for (int64_t k = 0; k < elements_of(t) && (t->is_output || t->is_kept); k++) {
-            if (is_integer(t->type)) {
-                CHECK(memcmp(element_at(t, k), element_at(of, k), onep_type_size(t->type)) == 0, "%s differs", t->name);
+        for (int64_t k = 0; k < call_tensor_elements(t) && (t->is_output || t->is_kept); k++) {
+            if (call_is_integer(t->type)) {
+                CHECK(memcmp(call_tensor_at(t, k), call_tensor_at(of, k), onep_type_size(t->type)) == 0, "%s differs",
+                      t->name);
                 continue;
             }
-            double x = onep_load(t->type, element_at(t, k)), y = onep_load(of->type, element_at(of, k));
+            double x = onep_load(t->type, call_tensor_at(t, k)), y = onep_load(of->type, call_tensor_at(of, k));
             if (!CHECK(test_close(x, y, relative * fabs(y) + absolute), "%s[%d] is %.9g, not %.9g", t->name, (int)k, x,
                        y))
                 break;

@@ -6,8 +6,7 @@
 #ifndef ONEPASS_TEST_EVERY_CALL_H
 #define ONEPASS_TEST_EVERY_CALL_H
 
-#include "cases/buffer.h"
-#include "harness.h"
+#include "call_tensor.h"
 
 typedef enum call_operator {
     CALL_KL_PROBS_PROBS, /* the four forms in the order of onep_kl_form */
@@ -47,15 +46,6 @@ typedef enum call_memory {
 } call_memory;
 
 enum { CALL_TENSORS = 24, CALL_VARIANTS = 20 };
-
-typedef struct call_tensor {
-    const char *name;
-    onepass_tensor tensor;
-    int64_t shape[3], strides[3];
-    onep_type type;
-    case_buffer buffer;
-    int on_heap, is_output, is_kept; /* kept: read and written, as running statistics are */
-} call_tensor;
 
 /* What a call is; `variant` chooses reductions, statistics, which optional tensors there are, and the layout. */
 typedef struct call_kind {
@@ -105,6 +95,9 @@ uint64_t call_digest(const every_call *call);
 
 /* Element by element, in the same kind of call; NaN is NaN. Prints what differs. */
 void call_compare(const every_call *got, const every_call *expected, double relative, double absolute);
+
+/* The tensor of that name; NULL: the call has none. */
+const onepass_tensor *call_named(const every_call *call, const char *name);
 
 /* The call is refused by the operator's rules: one row has no batch statistics. */
 int call_is_refused(const every_call *call);
