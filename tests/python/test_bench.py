@@ -542,6 +542,24 @@ def test_cpu_calls_compute_the_same(calls):
             assert a.shape == b.shape and float((a - b).detach().abs().max()) < 1e-4, (name, shape)
 
 
+def test_host_calls(calls, monkeypatch, tmp_path, capsys):
+    """What is timed in turn gives the same results and gradients, and all of it is in the file."""
+    import host_calls
+    torch.manual_seed(samples.random("host calls").initial_seed() % 2**31)
+    for name, ours, theirs, inputs in host_calls.pairs("cpu"):
+        assert float((ours(*inputs) - theirs(*inputs)).detach().abs().max()) < 1e-4, name
+        (mine,), (other,) = host_calls.step(ours, inputs)(), host_calls.step(theirs, inputs)()
+        assert mine.shape == inputs[0].shape and float((mine - other).abs().max()) < 1e-4, name
+    monkeypatch.setattr(host_calls, "CALLS", 1)
+    capsys.readouterr()
+    monkeypatch.setattr(sys, "argv", ["host_calls.py", "--device", "cpu", "--rounds", "1", "--out",
+                                      str(tmp_path / "host.json")])
+    host_calls.main()
+    found = json.loads((tmp_path / "host.json").read_text(encoding="utf-8"))
+    assert capsys.readouterr().out.count("\n") == len(found["host_us"]) == len(found["step_us"]) == 5
+    assert all(side > 0 for key in ("host_us", "step_us") for row in found[key].values() for side in row.values())
+
+
 def test_cpu_results_are_kept():
     assert evidence.CPU_LOSSES not in [os.path.join(ROOT, path) for path, _ in evidence.results()]
     kept = table.cpu_result()
