@@ -1,7 +1,10 @@
 """Losses from logits whose classes are spread over 2 and 4 processes, over Gloo on the CPU, uneven and some without
 any, beside the same call with all classes in one process. Values, row results and gradients agree to a few roundings of
-float64; value and row results have the same bits on every rank. A rank that fails, or disagrees, raises on all.
+float64; value and row results have the same bits on every rank, and with any number of ranks that are cut at slices.
+Losses from hidden states, likewise. A rank that fails, or disagrees, raises on all.
 """
+
+import hashlib
 
 import pytest
 
@@ -9,11 +12,13 @@ from ranks import Ranks
 from torch_samples import VERSION, torch
 
 from onepass import errors
-from onepass.torch import (cross_entropy, js_logits, kl_div_logits, linear_cross_entropy, linear_token_log_probs,
+from onepass.torch import (cross_entropy, js_logits, kl_div_logits, linear_cross_entropy, linear_js, linear_kl_div,
+                           linear_reverse_kl, linear_skew_kl, linear_skew_reverse_kl, linear_token_log_probs, linear_tv,
                            reverse_kl_logits, skew_kl_logits, skew_reverse_kl_logits, token_log_probs, tv_logits)
 
 dist = torch.distributed
 ROWS, CLASSES = 5, 37
+SLICE = 8192
 CUTS = {2: [(17, 20), (0, 37)], 4: [(10, 9, 9, 9), (1, 30, 0, 6), (0, 0, 37, 0)]}
 
 
@@ -45,7 +50,7 @@ def mine(tensor, cut, rank):
 
 
 def draw(*shape, seed=0, dtype=torch.float64):
-    return 3 * torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+    return 3 * torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
 
 
 def labels_of(shape, ignored=-100):
@@ -152,12 +157,18 @@ def compare_linear(rank, group, cut, function, tensors, per_class=(), rtol=1e-12
                                    "%s" % (cut, sorted(options), text))
 
 
-def linear_of(dtype=torch.float64, rows=(2, 3)):
-    return [draw(*rows, 8, seed=11).to(dtype), (draw(CLASSES, 8, seed=12) / 3).to(dtype), draw(CLASSES, seed=13).to(dtype)]
+def linear_of(dtype=torch.float64, rows=(2, 3), seed=11):
+    """Hidden states, weight and bias."""
+    return [draw(*rows, 8, seed=seed).to(dtype), (draw(CLASSES, 8, seed=seed + 1) / 3).to(dtype),
+            draw(CLASSES, seed=seed + 2).to(dtype)]
 
 
 def of_hidden_states(input, linear_weight, bias=None, **options):
     return linear_cross_entropy(input, linear_weight, labels_of(input.shape[:-1]), linear_bias=bias, **options)
+
+
+def js_of_hidden_states(input, weight, **options):
+    return linear_js(input, weight, input.detach() / 2, weight.detach() ** 2, **options)
 
 
 def tokens_of_hidden_states(input, weight, bias=None, **options):
@@ -188,6 +199,77 @@ def check_linear_tokens(rank, group, cut):
                    return_entropy=True, return_lse=True, columns=CLASSES - 1,
                    row_mask=torch.tensor([[1, 0, 1], [1, 1, 1]], dtype=torch.bool))
     compare_linear(rank, group, cut, tokens_of_hidden_states, linear_of(rows=(600,)), chunk_bytes=1)
+
+
+def draw_teacher(seed, dtype=torch.float64, rows=(2, 3)):
+    """Hidden states, weight and bias; the weight is [L, C], so that classes are last in all of them."""
+    return {"teacher": draw(*rows, 6, seed=seed).to(dtype),
+            "target_weight": (draw(6, CLASSES, seed=seed + 1) / 3).to(dtype),
+            "target_bias": draw(CLASSES, seed=seed + 2).to(dtype)}
+
+
+OF_TEACHER = ["target_weight", "target_bias"]
+
+
+def beside_a_teacher(function):
+    def call(input, linear_weight, bias=None, *, teacher, target_weight, target_bias=None, **options):
+        return function(input, linear_weight, teacher, target_weight.t(), linear_bias=bias, target_bias=target_bias,
+                        **options)
+    return call
+
+
+LINEAR_DIVERGENCES = (linear_kl_div, linear_reverse_kl, linear_js, linear_skew_kl, linear_skew_reverse_kl, linear_tv)
+
+
+def check_linear_divergences(rank, group, cut, seed):
+    tensors, labels = linear_of(seed=seed), labels_of((2, 3))
+    for i, function in enumerate(LINEAR_DIVERGENCES):
+        of_both, teacher = beside_a_teacher(function), draw_teacher(seed + 3 + 3 * i)
+        compare_linear(rank, group, cut, of_both, tensors, per_class=OF_TEACHER, **teacher)
+        compare_linear(rank, group, cut, of_both, tensors, per_class=OF_TEACHER + ["class_weights"], reduction="valid",
+                       temperature=2.0, target_temperature=1.5, divergence_weight=4.0, labels=labels, label_weight=0.5,
+                       label_smoothing=0.1, class_weights=draw(CLASSES, seed=seed + 30).abs() + 0.1,
+                       columns=CLASSES - 1, outputs=("lse", "log_prob", "argmax", "target_lse", "target_entropy"),
+                       **teacher)
+        weight, hidden = mine(tensors[1].t(), cut, rank).t(), tensors[0]
+        assert float(function(hidden, weight, hidden, weight, process_group=group)) == 0
+    of_both = beside_a_teacher(linear_js)
+    for reduction in ("mean", "none"):
+        compare_linear(rank, group, cut, of_both, tensors[:2], per_class=OF_TEACHER, reduction=reduction, z_loss=1e-2,
+                       row_weights=draw(2, 3, seed=seed + 31), softcap=8.0, target_softcap=9.0, **teacher)
+    masked = torch.arange(600) % 3 != 0
+    many, teacher = linear_of(rows=(600,), seed=seed + 32), draw_teacher(seed + 35, rows=(600,))
+    many[0][~masked] = teacher["teacher"][~masked] = float("nan")
+    compare_linear(rank, group, cut, of_both, many, per_class=OF_TEACHER, row_mask=masked, chunk_bytes=1,
+                   reduction="sum", divisor=torch.tensor(300.0), **teacher)
+    compare_linear(rank, group, cut, beside_a_teacher(linear_kl_div), linear_of(torch.bfloat16, seed=seed), rtol=2e-2,
+                   per_class=OF_TEACHER, **draw_teacher(seed + 3, torch.bfloat16))
+    compare_linear(rank, group, cut, beside_a_teacher(linear_kl_div), linear_of(torch.float32, seed=seed), rtol=1e-5,
+                   per_class=OF_TEACHER, **draw_teacher(seed + 3))
+
+
+def digests(tensor):
+    """Of each slice of columns."""
+    return [hashlib.sha256(part.contiguous().numpy().tobytes()).hexdigest() for part in tensor.split(SLICE, -1)]
+
+
+def cut_at_slices(rank, group, seed):
+    """(bits of the values, bits of the gradients by slices) of a rank with as many slices as the others."""
+    classes, ranks = 4 * SLICE, dist.get_world_size(group)
+    logits, others = [mine(draw(2, classes, seed=seed + i, dtype=torch.float32), (classes // ranks,) * ranks, rank)
+                      .clone().requires_grad_() for i in range(2)]
+    labels = torch.randint(0, classes, (2,), generator=torch.Generator().manual_seed(seed))
+    values, gradients = [], []
+    for loss in (cross_entropy(logits, labels, process_group=group, label_smoothing=0.1),
+                 kl_div_logits(logits, others, process_group=group), js_logits(logits, others, process_group=group),
+                 token_log_probs(logits, labels, process_group=group).sum()):
+        values += digests(loss.detach()[None])
+        gradients.append([digests(grad) for grad in torch.autograd.grad(loss, [logits, others], allow_unused=True)
+                          if grad is not None])
+    return values, gradients
+
+
+# ---- in a mesh -------------------------------------------------------------------------------------------------------
 
 
 def sharded(tensor, mesh, placement):
@@ -223,6 +305,7 @@ def check_dtensors(rank, group):
     agrees(token_log_probs, [logits], [1], labels)
     agrees(of_hidden_states, [hidden, weight, bias], [None, 0, 0])
     agrees(tokens_of_hidden_states, [hidden, weight], [None, 0])
+    agrees(js_of_hidden_states, [hidden, weight], [None, 0])
     rows, halves = sharded(logits, mesh, Shard(0)), DTensor.from_local(logits, mesh, [Partial()])
     return [raised(cross_entropy, rows, labels, process_group=group),
             raised(cross_entropy, halves, labels, process_group=group),
@@ -258,6 +341,24 @@ def misbehave(rank, group):
 def test_as_with_all_classes(ranks, size, check):
     for cut in CUTS[size]:
         ranks.run(in_group, size, check, cut)
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_linear_divergences(ranks, seed, size):
+    for cut in CUTS[size]:
+        ranks.run(in_group, size, check_linear_divergences, cut, seed)
+
+
+def test_same_bits_with_any_number_of_ranks(ranks, seed):
+    values, gradients = None, None
+    for size in (1, 2, 4):
+        made = [answer for answer in ranks.run(in_group, size, cut_at_slices, seed) if answer]
+        assert len(made) == size and all(answer[0] == made[0][0] for answer in made)
+        # [loss][tensor][slice], the slices of one rank after those of the other
+        joined = [[sum(parts, []) for parts in zip(*of_ranks)] for of_ranks in zip(*(answer[1] for answer in made))]
+        assert [len(of_loss) for of_loss in joined] == [1, 2, 2, 1] and len(joined[0][0]) == 4
+        values, gradients = values or made[0][0], gradients or joined
+        assert made[0][0] == values and joined == gradients, size
 
 
 def test_failures_reach_every_rank(ranks):

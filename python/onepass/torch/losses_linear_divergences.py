@@ -2,11 +2,13 @@
 either of them being there as a whole: linear_kl_div and its like. How they are computed is in losses_linear.py.
 """
 
+import math
+
 import torch
 from torch.overrides import handle_torch_function, has_torch_function
 
 from onepass import _native, errors
-from onepass.torch import losses, losses_linear, losses_reference, route
+from onepass.torch import losses, losses_linear, losses_reference, losses_shards, losses_shards_linear, route
 from onepass.torch.linear import autocast
 
 _STUDENT = "input", "linear_weight", "linear_bias"
@@ -31,15 +33,19 @@ def _divergence(name, divergence, mixture, input, linear_weight, target_input, t
                 linear_bias=None, target_bias=None, temperature=1.0, target_temperature=None, divergence_weight=1.0,
                 labels=None, label_weight=0.0, label_smoothing=0.0, label_temperature=1.0, ignore_index=-100,
                 class_weights=None, z_loss=0.0, entropy_bonus=0.0, softcap=None, target_softcap=None, columns=None,
-                divisor=None, row_weights=None, row_mask=None, semantics="strict", outputs=(), chunk_bytes=None):
+                divisor=None, row_weights=None, row_mask=None, semantics="strict", outputs=(), chunk_bytes=None,
+                process_group=None):
+    if process_group is not None and not isinstance(process_group, losses_shards.Entry):
+        return losses_shards.entered(process_group, _divergence, locals())
     losses_linear.check_side(name, _STUDENT, input, linear_weight, linear_bias)
     losses_linear.check_matrix(name, "linear_weight", linear_weight)
     _check_teacher(name, input, linear_weight, (target_input, target_weight, target_bias))
     chunk_bytes = losses_linear.check_chunk_bytes(name, chunk_bytes)
     shape, width = input.shape[:-1], linear_weight.shape[0]
-    columns = losses.columns_of(name, columns, width)
+    classes = width if process_group is None else math.inf  # of a group, those of all ranks: not known yet
+    columns = losses.columns_of(name, columns, classes)
     if labels is not None:
-        labels = losses.check_labels(name, "labels", labels, shape, input, "input", ignore_index, columns or width)
+        labels = losses.check_labels(name, "labels", labels, shape, input, "input", ignore_index, columns or classes)
     elif label_weight or label_smoothing or class_weights is not None:
         raise errors.InvalidArgument("%s: label_weight, label_smoothing, class_weights: given without labels" % name)
     if class_weights is not None:
@@ -65,7 +71,10 @@ def _divergence(name, divergence, mixture, input, linear_weight, target_input, t
                           losses.as_number(target_softcap), tuple(outputs))
     inputs = losses_linear.Inputs(input, linear_weight, linear_bias, target_input, target_weight, target_bias, labels,
                                   class_weights, row_weights, row_mask, divisor_tensor)
-    return losses.answer(losses_linear.loss(losses_linear.Call(*made, chunk_bytes), inputs), made, outputs)
+    call = losses_linear.Call(*made, chunk_bytes)
+    if process_group is not None:
+        return losses.answer(losses_shards_linear.loss(name, call, inputs, process_group), made, outputs)
+    return losses.answer(losses_linear.loss(call, inputs), made, outputs)
 
 
 def _overridden(function, tensors, reduction, options):
@@ -90,6 +99,8 @@ def linear_kl_div(input, linear_weight, target_input, target_weight, reduction="
     chunk_bytes                     what a chunk of logits of both sides, with hidden states, may take; None: 512 MiB.
                                     At least 264 rows are taken at a time. It changes no bit of the loss and of the
                                     gradient to input
+    process_group                   the classes are spread over the processes of this group: weights, biases and
+                                    class_weights are those of this rank's, as in linear_cross_entropy
 
     The others are those of kl_div_logits but for target and inplace: temperatures, softcaps, columns, the terms of
     labels, row_weights, row_mask, outputs. Rows that are masked or whose label is ignored are never read, and cost

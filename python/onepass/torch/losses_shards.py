@@ -60,7 +60,7 @@ _NUMBERS = 6  # of _AGREED
 
 # Where the classes of an argument are; of what is not here there are none. Of `input` class_dim says it.
 _CLASS_DIMENSIONS = {"logits": -1, "predictions": -1, "targets": -1, "class_weights": 0, "weight": 0, "linear_weight": 0,
-                     "linear_bias": 0}
+                     "linear_bias": 0, "target_weight": 0, "target_bias": 0}
 
 
 def _local(argument, tensor, dimension, group):
@@ -208,17 +208,23 @@ class ShardLoss(torch.autograd.Function):
         return (None, None) + made + (None,) * 5
 
 
-def loss(name, call, inputs, inplace, entry):
-    """(value, *outputs asked for)"""
-    is_labels = call.form == losses_reference.LABELS
-    if not is_labels and call.form != losses_reference.LOGITS:
+def kind_of(name, call):
+    if call.form == losses_reference.LABELS:
+        return LABELS
+    if call.form != losses_reference.LOGITS:
         raise errors.Unsupported("%s: process_group: given; over several ranks there are cross_entropy with labels, "
                                  "divergences of logits from logits, and token_log_probs" % name)
-    if inplace or not (is_labels or call.divergence_weight):
-        raise errors.Unsupported("%s: process_group: given with %s" % (
-            name, "inplace" if inplace else "a divergence_weight of 0"))
+    if not call.divergence_weight:
+        raise errors.Unsupported("%s: process_group: given with a divergence_weight of 0" % name)
+    return _KL + call.divergence
+
+
+def loss(name, call, inputs, inplace, entry):
+    """(value, *outputs asked for)"""
+    kind = kind_of(name, call)
+    if inplace:
+        raise errors.Unsupported("%s: process_group: given with inplace" % name)
     check(name, *inputs)
-    kind = LABELS if is_labels else _KL + call.divergence
     shard = _statistics(name, entry, inputs.predictions, inputs.targets, inputs.labels, None, inputs.class_weights,
                         inputs.row_mask, kind, call.columns,
                         lambda first, total: numbers(call, first, total, _native.SUM, 0.0))

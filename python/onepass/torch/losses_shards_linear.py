@@ -1,12 +1,13 @@
 """Losses of input weight^T + bias whose classes, the rows of weight, are spread over the processes of a group: what
-process_group= of linear_cross_entropy and linear_token_log_probs does, on the CPU. Hidden states, labels and indices
-are the same on every rank, weight and bias are its own classes'.
+process_group= of linear_cross_entropy, linear_token_log_probs, linear_kl_div and its like does, on the CPU. Hidden
+states, labels and indices are the same on every rank, weights and biases are its own classes'.
 
-A forward makes the rank's logits in chunks of rows, and of each chunk its states; after the exchange of
-losses_shards.py value and row results follow from what is merged alone, as on a rank without classes. Backward makes
-the logits once more, chunk by chunk, turns them into their gradient where they lie, and multiplies. Gradients to weight
-and bias are the rank's own; that to input is a sum over all classes, so backward adds up what the ranks have of it, in
-the type that is computed in: with an input that requires a gradient every rank must go backward.
+A forward makes the rank's logits in chunks of rows, those of a teacher too, and of each chunk its states; JS, the skew
+divergences and total variation make them again for their sums. After the exchanges of losses_shards.py value and row
+results follow from what is merged alone, as on a rank without classes. Backward makes the logits once more, chunk by
+chunk, turns those of the student into their gradient where they lie, and multiplies. Gradients to weight and bias are
+the rank's own; that to input is a sum over all classes, so backward adds up what the ranks have of it, in the type that
+is computed in: with an input that requires a gradient every rank must go backward.
 """
 
 import math
@@ -24,16 +25,9 @@ _CHUNK_BYTES, _FEWEST_ROWS = 512 << 20, 264
 class Product:
     """Rows of hidden states, this rank's weight and bias; logits are in the type that is computed in."""
 
-    def __init__(self, input, weight, bias, part, chunk_bytes):
-        self.input, self.weight, self.bias = input.reshape(-1, input.shape[-1]), weight, bias
-        self.dtype = losses_reference.value_dtype(input, weight)
+    def __init__(self, input, weight, bias, part, dtype):
+        self.input, self.weight, self.bias, self.dtype = input.reshape(-1, input.shape[-1]), weight, bias, dtype
         self.part = None if part is None or bool(part.all()) else part.reshape(-1, 1)
-        row = (weight.shape[0] + input.shape[-1]) * (8 if self.dtype is torch.float64 else 4)
-        self.step = max(_FEWEST_ROWS, (chunk_bytes or _CHUNK_BYTES) // max(row, 1))
-
-    def chunks(self):
-        for begin in range(0, len(self.input), self.step):
-            yield slice(begin, begin + self.step)
 
     def rows(self, chunk):
         """Hidden states; a row that takes no part is not looked at."""
@@ -49,12 +43,12 @@ class Product:
     def logits(self, rows):
         return self.multiplied(rows, self.weight, self.bias)
 
-    def gradients(self, make, needs, group):
+    def gradients(self, chunks, make, needs, group):
         """To input, weight and bias, None where not needed. make(chunk, logits) writes the gradient over the logits."""
         to_input, to_weight, to_bias = (
             torch.zeros(tensor.shape, dtype=self.dtype) if need else None
             for tensor, need in zip((self.input, self.weight, self.bias), needs))
-        for chunk in self.chunks():
+        for chunk in chunks:
             rows = self.rows(chunk)
             logits = self.logits(rows)
             make(chunk, logits)
@@ -70,6 +64,47 @@ class Product:
         if to_input is not None:
             dist.all_reduce(to_input, group=group)
         return to_input, to_weight, to_bias
+
+
+class Sides:
+    """The student's product and, of a divergence, the teacher's, whose logits are made for the same rows at a time."""
+
+    def __init__(self, call, inputs):
+        part = losses_reference.taking_part(call, getattr(inputs, "labels", None), inputs.row_mask)
+        dtype = value_dtype(inputs)
+        self.student, self.teacher = Product(*inputs[:3], part, dtype), None
+        row = inputs.weight.shape[0] + inputs.input.shape[-1]
+        if _target(inputs, "input") is not None:
+            self.teacher = Product(*inputs[3:6], part, dtype)
+            row += inputs.target_weight.shape[0] + inputs.target_input.shape[-1]
+        row *= 8 if dtype is torch.float64 else 4
+        self.step = max(_FEWEST_ROWS, (call.chunk_bytes or _CHUNK_BYTES) // max(row, 1))
+
+    def chunks(self):
+        for begin in range(0, len(self.student.input), self.step):
+            yield slice(begin, begin + self.step)
+
+    def logits(self, chunk):
+        """Of student and teacher, None: there is none."""
+        return self.student.logits(self.student.rows(chunk)), self.targets(chunk)
+
+    def targets(self, chunk):
+        return None if self.teacher is None else self.teacher.logits(self.teacher.rows(chunk))
+
+    def gradients(self, make, needs, group):
+        return self.student.gradients(self.chunks(), make, needs, group)
+
+
+def _target(inputs, which):
+    """The teacher's tensor of that name; None: there is no teacher."""
+    return getattr(inputs, "target_" + which, None)
+
+
+def value_dtype(inputs):
+    """The type of a loss, and of the logits of either side."""
+    dtype, target = losses_reference.value_dtype(inputs.input, inputs.weight), _target(inputs, "input")
+    return dtype if target is None else torch.promote_types(
+        dtype, losses_reference.value_dtype(target, inputs.target_weight))
 
 
 def _rows(tensor):
@@ -98,21 +133,24 @@ def _as_gradients(made, tensors):
                  for grad, tensor in zip(made, tensors))
 
 
-# ---- cross-entropy ---------------------------------------------------------------------------------------------------
+# ---- cross-entropy and divergences -----------------------------------------------------------------------------------
 
 
 def _divisor(call, inputs, statistics, total):
-    """What the sum of the rows is divided by, in a tensor: the classes' weights are in the statistics, after 12 numbers
-    and two of the label."""
+    """What the sum of the rows is divided by, in a tensor."""
     if inputs.divisor is not None:
         return inputs.divisor
-    divisor = call.divisor or 1.0
-    if call.reduction == _native.VALID:
+    divisor, leading = call.divisor or 1.0, inputs.input.shape[:-1]
+    if call.reduction == _native.BATCHMEAN:
+        divisor = leading[0] if leading else total
+    elif call.reduction == _native.MEAN:
+        divisor = leading.numel() * total
+    elif call.reduction == _native.VALID:
         labels, part = inputs.labels, losses_reference.taking_part(call, inputs.labels, inputs.row_mask)
-        weights = torch.ones(labels.shape, dtype=torch.float64)
-        if inputs.class_weights is not None:
-            weights = torch.where((labels >= 0) & (labels < total), statistics[..., 14], weights)
-        divisor = math.fsum(weights[part].tolist())
+        weights = torch.ones(leading, dtype=torch.float64)
+        if inputs.class_weights is not None:  # that of the label's class is the last number of the statistics
+            weights = torch.where((labels >= 0) & (labels < total), statistics[..., -1], weights)
+        divisor = math.fsum((weights if part is None else weights[part]).flatten().tolist())
     return torch.tensor(divisor, dtype=torch.float64)
 
 
@@ -126,15 +164,16 @@ class ShardLinearLoss(torch.autograd.Function):
         ctx.save_for_backward(*tensors)
         ctx.call, ctx.shard, ctx.entry = call, shard, entry
         ctx.set_materialize_grads(False)
-        dtype, shape = losses_reference.value_dtype(inputs.input, inputs.weight), inputs.input.shape[:-1]
+        dtype, shape = value_dtype(inputs), inputs.input.shape[:-1]
         value = inputs.input.new_empty(shape if call.reduction == _native.ROWS else (), dtype=dtype)
         outputs = [inputs.input.new_empty(shape, dtype=torch.int64 if name == "argmax" else dtype)
-                   if call.outputs >> i & 1 else None for i, name in enumerate(losses_reference.OUTPUTS[:4])]
+                   if call.outputs >> i & 1 else None for i, name in enumerate(losses_reference.OUTPUTS)]
         weights = None if inputs.class_weights is None else inputs.class_weights[:0]
-        library.call(library.SHARD_LOSS, _without_classes(inputs.input, dtype), inputs.labels, weights,
-                     inputs.row_weights, inputs.row_mask, None, None, inputs.divisor, value, None, *outputs, None, None,
-                     None, None, statistics, *losses_shards.numbers(call, first, total, call.reduction, call.divisor),
-                     *_last())
+        logits = _without_classes(inputs.input, dtype)
+        targets = None if inputs.target_input is None else torch.empty_like(logits)
+        library.call(library.SHARD_LOSS, logits, inputs.labels, weights, inputs.row_weights, inputs.row_mask, None,
+                     None, inputs.divisor, value, None, *outputs[:4], targets, None, *outputs[4:], statistics,
+                     *losses_shards.numbers(call, first, total, call.reduction, call.divisor), *_last())
         outputs = tuple(output for output in outputs if output is not None)
         ctx.mark_non_differentiable(*outputs)
         return (value,) + outputs
@@ -151,19 +190,15 @@ class ShardLinearLoss(torch.autograd.Function):
         upstream = _flat(upstream) if per_row else upstream
         divisor = None if per_row else _divisor(call, inputs, statistics, total)
         numbers = losses_shards.numbers(call, first, total, _native.ROWS if per_row else _native.DIVISOR, 0.0)
+        sides = Sides(call, inputs)
 
         def make(chunk, logits):
-            library.call(library.SHARD_LOSS, logits, labels[chunk], inputs.class_weights, _at(weights, chunk),
+            library.call(library.SHARD_LOSS, logits, _at(labels, chunk), inputs.class_weights, _at(weights, chunk),
                          _at(mask, chunk), upstream[chunk] if per_row else upstream, None, divisor, None, logits,
-                         *(None,) * 8, rows[chunk], *numbers, *_last())
+                         *(None,) * 4, sides.targets(chunk), *(None,) * 3, rows[chunk], *numbers, *_last())
 
-        made = _product(call, inputs).gradients(make, needs, ctx.entry.group)
+        made = sides.gradients(make, needs, ctx.entry.group)
         return (None,) * 3 + _as_gradients(made, inputs[:3]) + (None,) * (len(inputs) - 3)
-
-
-def _product(call, inputs):
-    part = losses_reference.taking_part(call, getattr(inputs, "labels", None), inputs.row_mask)
-    return Product(*inputs[:3], part, call.chunk_bytes)
 
 
 def _check(name, inputs, entry):
@@ -174,26 +209,34 @@ def _check(name, inputs, entry):
             name, list(inputs.weight.shape), inputs.weight.shape[-1]))
 
 
-def _merged(name, entry, call, inputs, count, states):
+def _merged(name, entry, call, inputs, kind, count, states, sums=None):
     wants = torch.is_grad_enabled() and inputs.input.requires_grad
-    bits = 64 if losses_reference.value_dtype(inputs.input, inputs.weight) is torch.float64 else 32
-    return losses_shards.merged(name, entry, inputs.input.shape[:-1], inputs.weight.shape[0], losses_shards.LABELS,
-                                count, bits, call.columns, states, differentiates=int(wants))
+    bits = 64 if value_dtype(inputs) is torch.float64 else 32
+    return losses_shards.merged(name, entry, inputs.input.shape[:-1], inputs.weight.shape[0], kind, count, bits,
+                                call.columns, states, sums, differentiates=int(wants))
 
 
 def loss(name, call, inputs, entry):
     """(value, *outputs asked for)"""
     _check(name, inputs, entry)
-    labels, mask = _flat(inputs.labels), _flat(inputs.row_mask)
+    labels, mask, kind = _flat(inputs.labels), _flat(inputs.row_mask), losses_shards.kind_of(name, call)
+
+    def numbers(first, total):
+        return losses_shards.numbers(call, first, total, _native.SUM, 0.0)
 
     def states(to, first, total):
-        product = _product(call, inputs)
-        numbers = losses_shards.numbers(call, first, total, _native.SUM, 0.0)
-        for chunk in product.chunks():
-            library.call(library.SHARD_STATES, product.logits(product.rows(chunk)), None, labels[chunk], None,
-                         inputs.class_weights, _at(mask, chunk), to[chunk], *numbers, *_last())
+        sides = Sides(call, inputs)
+        for chunk in sides.chunks():
+            library.call(library.SHARD_STATES, *sides.logits(chunk), _at(labels, chunk), None, inputs.class_weights,
+                         _at(mask, chunk), to[chunk], *numbers(first, total), *_last())
 
-    shard = _merged(name, entry, call, inputs, 1, states)
+    def sums(statistics, to, first, total):
+        sides = Sides(call, inputs)
+        for chunk in sides.chunks():
+            library.call(library.SHARD_SUMS, *sides.logits(chunk), _at(labels, chunk), _at(mask, chunk),
+                         statistics[chunk], to[chunk], *numbers(first, total), *_last())
+
+    shard = _merged(name, entry, call, inputs, kind, 0 if labels is None else 1, states, sums)
     return ShardLinearLoss.apply(call, shard, entry, *inputs)
 
 
@@ -209,7 +252,7 @@ class ShardLinearTokens(torch.autograd.Function):
         ctx.save_for_backward(*tensors)
         ctx.call, ctx.shard, ctx.entry = call, shard, entry
         ctx.set_materialize_grads(False)
-        dtype, shape = losses_reference.value_dtype(inputs.input, inputs.weight), inputs.input.shape[:-1]
+        dtype, shape = value_dtype(inputs), inputs.input.shape[:-1]
         made = (None if inputs.indices is None else inputs.input.new_empty(inputs.indices.shape, dtype=dtype),
                 inputs.input.new_empty(shape, dtype=dtype) if call.entropy else None,
                 inputs.input.new_empty(shape, dtype=dtype) if call.lse else None)
@@ -232,7 +275,7 @@ class ShardLinearTokens(torch.autograd.Function):
                          _at(to_log_prob, chunk), _at(to_entropy, chunk), _at(to_lse, chunk), logits, rows[chunk],
                          *losses_shards.token_numbers(call, *ctx.shard[1:]), *_last())
 
-        made = _product(call, inputs).gradients(make, needs, ctx.entry.group)
+        made = Sides(call, inputs).gradients(make, needs, ctx.entry.group)
         return (None,) * 3 + _as_gradients(made, inputs[:3]) + (None,) * (len(inputs) - 3)
 
 
@@ -243,12 +286,11 @@ def token_log_probs(name, call, inputs, entry):
     count = 0 if inputs.indices is None else inputs.indices.shape[-1]
 
     def states(to, first, total):
-        product = _product(call, inputs)
-        numbers = losses_shards.token_state_numbers(call, first, total)
-        for chunk in product.chunks():
-            library.call(library.SHARD_STATES, product.logits(product.rows(chunk)), None, None, _at(indices, chunk),
-                         None, _at(mask, chunk), to[chunk], *numbers, *_last())
+        sides, numbers = Sides(call, inputs), losses_shards.token_state_numbers(call, first, total)
+        for chunk in sides.chunks():
+            library.call(library.SHARD_STATES, *sides.logits(chunk), None, _at(indices, chunk), None, _at(mask, chunk),
+                         to[chunk], *numbers, *_last())
 
-    shard = _merged(name, entry, call, inputs, count, states)
+    shard = _merged(name, entry, call, inputs, losses_shards.LABELS, count, states)
     results = iter(ShardLinearTokens.apply(call, shard, entry, *inputs))
     return [next(results) if asked else None for asked in (inputs.indices is not None, call.entropy, call.lse)]
