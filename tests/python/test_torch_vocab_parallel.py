@@ -1,7 +1,8 @@
 """Losses from logits whose classes are spread over 2 and 4 processes, over Gloo on the CPU, uneven and some without
 any, beside the same call with all classes in one process. Values, row results and gradients agree to a few roundings of
 float64; value and row results have the same bits on every rank, and with any number of ranks that are cut at slices.
-Losses from hidden states, likewise. A rank that fails, or disagrees, raises on all.
+Losses from hidden states, likewise. A compiled graph has the bits of the same calls without it. A rank that fails, or
+disagrees, raises on all.
 """
 
 import hashlib
@@ -15,8 +16,10 @@ from onepass import errors
 from onepass.torch import (cross_entropy, js_logits, kl_div_logits, linear_cross_entropy, linear_js, linear_kl_div,
                            linear_reverse_kl, linear_skew_kl, linear_skew_reverse_kl, linear_token_log_probs, linear_tv,
                            reverse_kl_logits, skew_kl_logits, skew_reverse_kl_logits, token_log_probs, tv_logits)
+from onepass.torch.losses_shards import HAS_GRAPHS
 
 dist = torch.distributed
+needs_graphs = pytest.mark.skipif(not HAS_GRAPHS, reason="PyTorch %d.%d ends its graphs at a process group" % VERSION)
 ROWS, CLASSES = 5, 37
 SLICE = 8192
 CUTS = {2: [(17, 20), (0, 37)], 4: [(10, 9, 9, 9), (1, 30, 0, 6), (0, 0, 37, 0)]}
@@ -269,6 +272,105 @@ def cut_at_slices(rank, group, seed):
     return values, gradients
 
 
+# ---- compiled --------------------------------------------------------------------------------------------------------
+
+
+def entropy_and_labels(logits, labels, **options):
+    log_prob, entropy, lse = token_log_probs(logits, labels, return_entropy=True, return_lse=True, temperature=1.2,
+                                             **options)
+    return log_prob - 0.1 * entropy, lse
+
+
+def several(logits, others, labels, **options):
+    """Calls that nothing but the group makes depend on each other."""
+    first = cross_entropy(logits, labels, label_smoothing=0.1, z_loss=0.1, outputs=("lse", "argmax"), **options)
+    second = js_logits(logits, others, labels=labels, label_weight=0.5, temperature=2.0, reduction="none", **options)
+    return first + (second,) + entropy_and_labels(logits, labels, **options)
+
+
+def results_of(function, tensors, labels):
+    """Results and gradients."""
+    leaves = [tensor.clone().requires_grad_() for tensor in tensors]
+    results = function(*leaves, labels)
+    loss = sum((result * draw(*result.shape, seed=9)).sum() for result in results if result.requires_grad)
+    return [result.detach() for result in results] + list(torch.autograd.grad(loss, leaves))
+
+
+def is_exchange(node):
+    return node.op == "call_function" and "shard" in str(node.target)
+
+
+class Foreseen(torch.fx.Interpreter if HAS_GRAPHS else object):
+    """Runs a graph and compares what exchanges return with what the compiler was told of it."""
+
+    def run_node(self, node):
+        made = super().run_node(node)
+        if is_exchange(node):
+            told = node.meta["example_value"]
+            assert [(a.shape, a.dtype, a.stride()) for a in made] == [(a.shape, a.dtype, a.stride()) for a in told]
+        return made
+
+
+def check_compiled(rank, group, cut, seed):
+    labels, seen = labels_of((ROWS,)), []
+    tensors = [mine(draw(ROWS, CLASSES, seed=seed + i), cut, rank) for i in range(2)]
+
+    def in_group(logits, others, labels):
+        return several(logits, others, labels, process_group=group)
+
+    def backend(graph, inputs):
+        seen.append(graph)
+        return aot_eager(graph, inputs)
+
+    from torch._dynamo.backends.debugging import aot_eager
+    torch._dynamo.reset()
+    compiled = torch.compile(in_group, fullgraph=True, backend=backend)
+    for _ in range(2):
+        got, expected = [results_of(function, tensors, labels) for function in (compiled, in_group)]
+        assert len(got) == len(expected) == 8
+        for i, (one, other) in enumerate(zip(got, expected)):
+            assert one.dtype is other.dtype and torch.equal(one, other), "result %d, cut %s, seed %d" % (i, cut, seed)
+            assert bool(one.isfinite().all()), "result %d, cut %s, seed %d" % (i, cut, seed)
+    with torch.no_grad():
+        foreseen = torch.compile(in_group, fullgraph=True, backend=lambda graph, inputs: Foreseen(graph).run)
+        for one, other in zip(foreseen(*tensors, labels), in_group(*tensors, labels)):
+            assert torch.equal(one, other)
+    # Each exchange waits for the one before it.
+    calls = [node for node in seen[0].graph.nodes if is_exchange(node)]
+    assert len(calls) == 3
+    for before, after in zip(calls, calls[1:]):
+        assert after.args[0].args == (before, len(before.target.default._schema.returns) - 1)
+
+
+def check_failures_compiled(rank, group):
+    """What every rank raises, in a graph, where a call fails or disagrees while it is traced or when it is run;
+    afterwards the group still works."""
+    logits, labels = draw(ROWS, 4), labels_of((ROWS,)) % 8
+
+    def compiled(function, **options):
+        torch._dynamo.reset()
+        return torch.compile(function, fullgraph=True, backend="aot_eager", **options)
+
+    def labels_alone(logits, labels):
+        return cross_entropy(logits, labels, process_group=group)
+
+    def rows(logits, hidden):
+        return linear_cross_entropy(logits, hidden, labels % 3, process_group=group)
+
+    def beta(logits, number):
+        return js_logits(logits, logits, beta=0.3 + 0.1 * number, process_group=group)
+
+    said = [raised(compiled(labels_alone), logits[:ROWS - rank], labels[:ROWS - rank]),
+            raised(compiled(labels_alone), logits, labels.double() if rank else labels),
+            raised(compiled(beta), logits, rank),
+            raised(compiled(rows), logits, logits)]
+    with torch.no_grad():
+        torch._dynamo.reset()
+        in_two = torch.compile(rows, backend="aot_eager")(logits, logits)
+    assert torch.equal(in_two, rows(logits, logits))
+    return said, float(compiled(labels_alone)(logits, labels))
+
+
 # ---- in a mesh -------------------------------------------------------------------------------------------------------
 
 
@@ -359,6 +461,24 @@ def test_same_bits_with_any_number_of_ranks(ranks, seed):
         assert [len(of_loss) for of_loss in joined] == [1, 2, 2, 1] and len(joined[0][0]) == 4
         values, gradients = values or made[0][0], gradients or joined
         assert made[0][0] == values and joined == gradients, size
+
+
+@needs_graphs
+@pytest.mark.parametrize("cut", CUTS[2], ids=str)
+def test_compiled(ranks, seed, cut):
+    ranks.run(in_group, 2, check_compiled, cut, seed)
+
+
+@needs_graphs
+def test_failures_in_graphs_reach_every_rank(ranks):
+    answers = [answer for answer in ranks.run(in_group, 2, check_failures_compiled) if answer]
+    assert len(answers) == 2 and answers[0][1] == answers[1][1]
+    for rank, (rows, fails, mixture, linear) in enumerate(answer[0] for answer in answers):
+        assert "InvalidArgument" in rows and "rank 1" in rows
+        assert ("RuntimeError" in fails and "rank 1" in fails) if rank == 0 else (
+            "InvalidArgument" in fails and "target" in fails)
+        assert "InvalidArgument" in mixture and "rank 1" in mixture
+        assert "Unsupported" in linear and "from hidden states" in linear
 
 
 def test_failures_reach_every_rank(ranks):

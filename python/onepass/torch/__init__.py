@@ -25,6 +25,7 @@ torch.compile(model, backend="onepass") does what rewrite does to the graphs tha
 Works with PyTorch 1.10 and later; torch.func and whole compiled graphs from 2.1 on. docs/python.md has a table.
 """
 
+import onepass.torch.losses_shards_operators
 from onepass.torch.head import linear_batch_norm_softmax
 from onepass.torch.kl import kl_div, kl_div_probs
 from onepass.torch.linear import linear

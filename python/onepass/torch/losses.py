@@ -220,7 +220,7 @@ def _divergence(name, divergence, mixture, predictions, targets, reduction, *, t
                 softcap=None, target_softcap=None, columns=None, divisor=None, row_weights=None, row_mask=None,
                 semantics="strict", outputs=(), inplace=False, process_group=None):
     if process_group is not None and not isinstance(process_group, losses_shards.Entry):
-        return losses_shards.entered(process_group, _divergence, locals())
+        return losses_shards.entered(process_group, _divergence, locals(), in_graphs=True)
     check_logits(name, "predictions", predictions)
     check_logits(name, "targets", targets)
     form = option_of(name, "target", target, _TARGETS)
@@ -402,7 +402,7 @@ def cross_entropy(input, target, weight=None, size_average=None, ignore_index=-1
     Targets that are probabilities are computed by PyTorch's operations.
     """
     if process_group is not None and not isinstance(process_group, losses_shards.Entry):
-        return losses_shards.entered(process_group, cross_entropy, locals())
+        return losses_shards.entered(process_group, cross_entropy, locals(), in_graphs=True)
     name = "cross_entropy"
     if has_torch_function((input, target)):
         return handle_torch_function(

@@ -90,6 +90,11 @@ def empty_results(call, inputs):
     return _empty_value(call, inputs), _empty_outputs(call, inputs)
 
 
+def fake_results(call, inputs):
+    """The same of tensors that may be fake ones."""
+    return _fake_value(call, inputs), _empty_outputs(call, inputs)
+
+
 def _forward(call, inputs):
     """(value, outputs)"""
     value, outputs = empty_results(call, inputs)
@@ -269,7 +274,7 @@ def _check_shapes(inputs):
 def _meta(*arguments):
     call, inputs = _split(arguments)
     _check_shapes(inputs)
-    return _results(inputs, _fake_value(call, inputs), _empty_outputs(call, inputs))
+    return _results(inputs, *fake_results(call, inputs))
 
 
 def _kernel_with_gradients(*arguments):
@@ -281,8 +286,7 @@ def _kernel_with_gradients(*arguments):
 def _meta_with_gradients(*arguments):
     call, inputs = _split(arguments)
     _check_shapes(inputs)
-    return _results(inputs, _fake_value(call, inputs), _empty_outputs(call, inputs),
-                    empty_gradients(inputs, arguments[-2:]))
+    return _results(inputs, *fake_results(call, inputs), empty_gradients(inputs, arguments[-2:]))
 
 
 def _backward_kernel(upstream, *arguments):
@@ -350,17 +354,17 @@ def _autograd(*arguments):
 
 
 if route.HAS_TRACED:
-    _SCHEMA = ("(%sTensor predictions, Tensor? targets, Tensor? labels, Tensor? class_weights, Tensor? row_weights, "
-               "Tensor? row_mask, Tensor? divisor_tensor, int form, int reduction, int semantics, float divisor, "
-               "float temperature, float softcap, int columns, int ignore_index, float label_weight, "
-               "float label_smoothing, float z_loss, float entropy_bonus, int divergence, float mixture, "
-               "float divergence_weight, float target_temperature, float label_temperature, float target_softcap, "
-               "int outputs%s) -> (%s)")
-    _NEEDS = ", bool to_predictions, bool to_targets"
-    route.define("logits_loss" + _SCHEMA % ("", "", ", ".join(["Tensor"] * 7)), _kernel, _meta, _autograd)
-    route.define("logits_loss_with_gradients" + _SCHEMA % ("", _NEEDS, ", ".join(["Tensor"] * 9)),
+    SCHEMA = ("(%sTensor predictions, Tensor? targets, Tensor? labels, Tensor? class_weights, Tensor? row_weights, "
+              "Tensor? row_mask, Tensor? divisor_tensor, int form, int reduction, int semantics, float divisor, "
+              "float temperature, float softcap, int columns, int ignore_index, float label_weight, "
+              "float label_smoothing, float z_loss, float entropy_bonus, int divergence, float mixture, "
+              "float divergence_weight, float target_temperature, float label_temperature, float target_softcap, "
+              "int outputs%s) -> (%s)")
+    NEEDS = ", bool to_predictions, bool to_targets"
+    route.define("logits_loss" + SCHEMA % ("", "", ", ".join(["Tensor"] * 7)), _kernel, _meta, _autograd)
+    route.define("logits_loss_with_gradients" + SCHEMA % ("", NEEDS, ", ".join(["Tensor"] * 9)),
                  _kernel_with_gradients, _meta_with_gradients)
-    route.define("logits_loss_backward" + _SCHEMA % ("Tensor upstream, ", _NEEDS, "Tensor, Tensor"),
+    route.define("logits_loss_backward" + SCHEMA % ("Tensor upstream, ", NEEDS, "Tensor, Tensor"),
                  _backward_kernel, _backward_meta)
 
 

@@ -8,6 +8,10 @@ exchanges nothing: a rank makes the gradient of its own classes from the merged 
 
 A rank that fails before an exchange takes part in it and says so: then every rank raises, and none waits.
 
+In a compiled graph a call is one operator, with its exchanges inside (losses_shards_operators.py), and its gradient
+another. Exchanges must come in the same order on every rank, and nothing but their inputs orders operators: so each
+takes what the one before it has returned. Calls that a graph does not take end it, and are made between two graphs.
+
 Arguments may be DTensors, of a mesh of one dimension whose processes are the group's: what has classes in shards of its
 dimension of classes, everything else in replicas. Gradients to them are DTensors alike, results are plain tensors.
 """
@@ -20,6 +24,8 @@ from torch.autograd.function import once_differentiable
 
 from onepass import _native, errors, library
 from onepass.torch import losses_call, losses_reference, route
+
+HAS_GRAPHS = route.VERSION >= (2, 8)  # whose compiler follows groups, and what entered() does
 
 _SLICE = 8192  # columns, whose states are kept apart
 LABELS, _KL = range(2)  # kinds: divergences are in the order of their numbers
@@ -37,6 +43,11 @@ class Entry:
         everybodys = mine.new_empty((dist.get_world_size(self.group),) + tuple(mine.shape))
         dist.all_gather(list(everybodys.unbind(0)), mine, group=self.group)
         return everybodys
+
+    def tell_of_failure(self):
+        """Unless the ranks have agreed, since when they know."""
+        if not self.has_agreed:
+            self.gather(torch.zeros(2 + _NUMBERS, dtype=torch.int64))
 
     def agree(self, name, width, *same):
         """(first column, columns in all, most columns of a rank); `same` must be the same integers on every rank."""
@@ -81,8 +92,11 @@ def _local(argument, tensor, dimension, group):
     return tensor.to_local()
 
 
-def entered(group, function, arguments):
-    """function(**arguments) with an Entry as process_group. If it fails before the ranks have agreed, they are told."""
+def entered(group, function, arguments, in_graphs=False):
+    """function(**arguments) with an Entry as process_group. If it fails before the ranks have agreed, they are told.
+    in_graphs: there are operators for it."""
+    if route.is_compiling() and not (in_graphs and HAS_GRAPHS):
+        return _not_compiled(group, function, arguments)
     if dist.get_world_size(group) < 1:
         raise ValueError("process_group: this process does not belong to it")
     entry = Entry(group)
@@ -90,20 +104,37 @@ def entered(group, function, arguments):
     try:
         arguments = {name: _local(name, value, dimensions.get(name), group) for name, value in arguments.items()}
         return function(**dict(arguments, process_group=entry))
-    except Exception:
-        if not entry.has_agreed:
-            entry.gather(torch.zeros(2 + _NUMBERS, dtype=torch.int64))
+    except Exception as error:
+        if route.is_compiling():  # told, and raised, by a call of the graph
+            return in_order(torch.ops.onepass.shard_failure, type(error).__name__, str(error), group.group_name)[0]
+        entry.tell_of_failure()
         raise
 
 
+def _not_compiled(group, function, arguments):
+    """A graph ends here."""
+    return torch.compiler.disable(entered)(group, function, arguments)
+
+
+_not_compiled._torchdynamo_disable = True  # as torch.compiler.disable does, which imports the whole compiler
+_not_compiled._torchdynamo_disable_msg = ("process_group: no part of a graph are losses from hidden states, and before "
+                                          "PyTorch 2.8 all losses over several ranks")
+
+_last = [torch.zeros(())]  # what the last operator with an exchange has returned for the next
+
+
+def in_order(operator, *arguments):
+    """The results of an operator with exchanges, in a graph, but for the last: that is for the next such operator."""
+    *results, _last[0] = operator(_last[0], *arguments)
+    return results
+
+
 def check(name, logits, *others):
-    if route.is_compiling():
-        raise errors.Unsupported("%s: process_group: given in a compiled graph; call it outside of torch.compile" % name)
     for tensor in (logits,) + others:
         if tensor is not None and tensor.device.type != "cpu":
             raise errors.Unsupported("%s: process_group: given with a tensor on %s; there are kernels for the CPU" % (
                 name, tensor.device))
-    if route.way((logits,) + others) != route.EAGER:
+    if route.way((logits,) + others) != (route.TRACED if route.is_compiling() else route.EAGER):
         raise errors.Unsupported("%s: process_group: given under a transformation; call it eagerly" % name)
 
 
@@ -174,7 +205,7 @@ def numbers(call, first, total, reduction, divisor):
             call.divergence_weight, call.target_temperature, call.label_temperature, call.target_softcap, first, total)
 
 
-def _run(call, inputs, shard, value, gradients, outputs=(None,) * 6, upstream=None):
+def run_loss(call, inputs, shard, value, gradients, outputs=(None,) * 6, upstream=None):
     predictions, targets, labels, class_weights, row_weights, row_mask, divisor = inputs
     statistics, first, total = shard
     library.call(library.SHARD_LOSS, predictions, labels, class_weights, row_weights, row_mask, upstream, None, divisor,
@@ -192,7 +223,7 @@ class ShardLoss(torch.autograd.Function):
         ctx.call, ctx.shard = call, shard
         ctx.set_materialize_grads(False)
         value, outputs = losses_call.empty_results(call, inputs)
-        _run(call, inputs, shard, value, (None, None), outputs)
+        run_loss(call, inputs, shard, value, (None, None), outputs)
         outputs = tuple(output for output in outputs if output is not None)
         ctx.mark_non_differentiable(*outputs)
         return (value,) + outputs
@@ -204,7 +235,7 @@ class ShardLoss(torch.autograd.Function):
             return (None,) * 9
         inputs = losses_call.Inputs(*ctx.saved_tensors)
         made = losses_call.empty_gradients(inputs, ctx.needs_input_grad[2:4])
-        _run(ctx.call, inputs, ctx.shard, None, made, upstream=upstream)
+        run_loss(ctx.call, inputs, ctx.shard, None, made, upstream=upstream)
         return (None, None) + made + (None,) * 5
 
 
@@ -221,14 +252,20 @@ def kind_of(name, call):
 
 def loss(name, call, inputs, inplace, entry):
     """(value, *outputs asked for)"""
-    kind = kind_of(name, call)
+    kind_of(name, call)
     if inplace:
         raise errors.Unsupported("%s: process_group: given with inplace" % name)
     check(name, *inputs)
-    shard = _statistics(name, entry, inputs.predictions, inputs.targets, inputs.labels, None, inputs.class_weights,
-                        inputs.row_mask, kind, call.columns,
-                        lambda first, total: numbers(call, first, total, _native.SUM, 0.0))
-    return ShardLoss.apply(call, shard, *inputs)
+    if route.is_compiling():
+        results = in_order(torch.ops.onepass.shard_loss, *inputs, *call, name, entry.group.group_name)
+        return (results[0],) + tuple(results[1 + i] for i in range(6) if call.outputs >> i & 1)
+    return ShardLoss.apply(call, loss_statistics(name, call, inputs, entry), *inputs)
+
+
+def loss_statistics(name, call, inputs, entry):
+    return _statistics(name, entry, inputs.predictions, inputs.targets, inputs.labels, None, inputs.class_weights,
+                       inputs.row_mask, kind_of(name, call), call.columns,
+                       lambda first, total: numbers(call, first, total, _native.SUM, 0.0))
 
 
 # ---- token log-probabilities -----------------------------------------------------------------------------------------
@@ -243,6 +280,19 @@ def token_numbers(call, first, total):
     return call.semantics, call.temperature, call.softcap, 0, 1, call.ignore_index, first, total
 
 
+def run_tokens(call, logits, indices, row_mask, shard, made):
+    library.call(library.SHARD_TOKEN_LOG_PROBS, logits, indices, row_mask, *made, shard[0],
+                 *token_numbers(call, *shard[1:]), 0, route.threads(), route.workspace)
+
+
+def tokens_gradient(call, logits, indices, row_mask, shard, upstream):
+    """upstream: of log_prob, entropy and lse, None for 0."""
+    made = torch.empty_like(logits)
+    library.call(library.SHARD_TOKEN_LOG_PROBS_BACKWARD, logits, indices, row_mask, *upstream, made, shard[0],
+                 *token_numbers(call, *shard[1:]), 0, route.threads(), route.workspace)
+    return made
+
+
 class ShardTokens(torch.autograd.Function):
     """token_log_probs(logits, indices, row_mask, call, shard, made) -> those asked for of log_prob, entropy, lse"""
 
@@ -251,8 +301,7 @@ class ShardTokens(torch.autograd.Function):
         ctx.save_for_backward(logits, indices, row_mask)
         ctx.call, ctx.shard = call, shard
         ctx.set_materialize_grads(False)
-        library.call(library.SHARD_TOKEN_LOG_PROBS, logits, indices, row_mask, *made, shard[0],
-                     *token_numbers(call, *shard[1:]), 0, route.threads(), route.workspace)
+        run_tokens(call, logits, indices, row_mask, shard, made)
         return tuple(result for result in made if result is not None)
 
     @staticmethod
@@ -261,16 +310,21 @@ class ShardTokens(torch.autograd.Function):
         logits, indices, row_mask = ctx.saved_tensors
         call, given = ctx.call, iter(upstream)
         upstream = tuple(next(given) if asked else None for asked in (indices is not None, call.entropy, call.lse))
-        made = torch.empty_like(logits)
-        library.call(library.SHARD_TOKEN_LOG_PROBS_BACKWARD, logits, indices, row_mask, *upstream, made, ctx.shard[0],
-                     *token_numbers(call, *ctx.shard[1:]), 0, route.threads(), route.workspace)
-        return made, None, None, None, None, None
+        return (tokens_gradient(call, logits, indices, row_mask, ctx.shard, upstream),) + (None,) * 5
+
+
+def tokens_statistics(name, call, logits, indices, row_mask, entry):
+    return _statistics(name, entry, logits, None, None, indices, None, row_mask, LABELS, call.columns,
+                       lambda first, total: token_state_numbers(call, first, total))
 
 
 def token_log_probs(name, call, logits, indices, row_mask, made, entry):
     """(log_prob, entropy, lse) in `made`, None where not asked for."""
     check(name, logits, indices, row_mask)
-    shard = _statistics(name, entry, logits, None, None, indices, None, row_mask, LABELS, call.columns,
-                        lambda first, total: token_state_numbers(call, first, total))
+    if route.is_compiling():
+        results = in_order(torch.ops.onepass.shard_token_log_probs, logits, indices, row_mask, *call, name,
+                           entry.group.group_name)
+        return [result if wanted is not None else None for result, wanted in zip(results, made)]
+    shard = tokens_statistics(name, call, logits, indices, row_mask, entry)
     results = iter(ShardTokens.apply(logits, indices, row_mask, call, shard, made))
     return [next(results) if wanted is not None else None for wanted in made]

@@ -25,7 +25,7 @@ def _numbers(call):
     return call.semantics, call.temperature, call.softcap, call.columns, 1, call.ignore_index
 
 
-def _empty(call, logits, indices):
+def empty_results(call, logits, indices):
     """(log_prob, entropy, lse) without their numbers, None where not asked for."""
     dtype, shape = losses_reference.value_dtype(logits, None), logits.shape[:-1]
     return (None if indices is None else logits.new_empty(indices.shape, dtype=dtype),
@@ -34,7 +34,7 @@ def _empty(call, logits, indices):
 
 
 def _forward(call, logits, indices, row_mask):
-    made = _empty(call, logits, indices)
+    made = empty_results(call, logits, indices)
     library.call(library.TOKEN_LOG_PROBS, logits, indices, row_mask, *made, *_numbers(call), 0, route.threads(),
                  route.workspace)
     return made
@@ -122,7 +122,7 @@ def _kernel(logits, indices, row_mask, *call):
 
 
 def _meta(logits, indices, row_mask, *call):
-    return route.all_results(logits, _empty(Call(*call), logits, indices))
+    return route.all_results(logits, empty_results(Call(*call), logits, indices))
 
 
 def _autograd(logits, indices, row_mask, *call):
@@ -139,12 +139,12 @@ def _backward_kernel(logits, indices, row_mask, to_log_prob, to_entropy, to_lse,
 
 
 if route.HAS_TRACED:
-    _CALL = ("int semantics, float temperature, float softcap, int columns, int ignore_index, bool wants_entropy, "
-             "bool wants_lse")
-    route.define("token_log_probs(Tensor logits, Tensor? indices, Tensor? row_mask, " + _CALL +
+    SCHEMA_OF_CALL = ("int semantics, float temperature, float softcap, int columns, int ignore_index, "
+                      "bool wants_entropy, bool wants_lse")
+    route.define("token_log_probs(Tensor logits, Tensor? indices, Tensor? row_mask, " + SCHEMA_OF_CALL +
                  ") -> (Tensor, Tensor, Tensor)", _kernel, _meta, _autograd)
     route.define("token_log_probs_backward(Tensor logits, Tensor? indices, Tensor? row_mask, Tensor? to_log_prob, "
-                 "Tensor? to_entropy, Tensor? to_lse, " + _CALL + ") -> Tensor", _backward_kernel,
+                 "Tensor? to_entropy, Tensor? to_lse, " + SCHEMA_OF_CALL + ") -> Tensor", _backward_kernel,
                  lambda logits, *rest: torch.empty_like(logits))
 
 
@@ -183,7 +183,7 @@ def token_log_probs(logits, indices, temperature=1.0, *, softcap=None, columns=N
     entropy, lse. They are float32, or float64 if logits are. All have gradients to the logits, of any order.
     """
     if process_group is not None and not isinstance(process_group, losses_shards.Entry):
-        return losses_shards.entered(process_group, token_log_probs, locals())
+        return losses_shards.entered(process_group, token_log_probs, locals(), in_graphs=True)
     if has_torch_function((logits, indices)):
         return handle_torch_function(token_log_probs, (logits, indices), logits, indices, temperature=temperature,
                                      softcap=softcap, columns=columns, ignore_index=ignore_index, row_mask=row_mask,
@@ -193,8 +193,8 @@ def token_log_probs(logits, indices, temperature=1.0, *, softcap=None, columns=N
     call, indices, is_single = read(_NAME, logits, "logits", logits.shape[-1], indices, temperature, softcap, columns,
                                     ignore_index, row_mask, semantics, return_entropy, return_lse, process_group)
     if process_group is not None:
-        made = losses_shards.token_log_probs(_NAME, call, logits, indices, row_mask, _empty(call, logits, indices),
-                                             process_group)
+        made = losses_shards.token_log_probs(_NAME, call, logits, indices, row_mask,
+                                             empty_results(call, logits, indices), process_group)
         return returned(made, is_single, call)
     return returned(_call(call, logits, indices, row_mask), is_single, call)
 
