@@ -10,12 +10,13 @@ import hashlib
 import pytest
 
 from ranks import Ranks
-from torch_samples import VERSION, torch
+from torch_samples import F, VERSION, torch
 
 from onepass import errors
 from onepass.torch import (cross_entropy, js_logits, kl_div_logits, linear_cross_entropy, linear_js, linear_kl_div,
                            linear_reverse_kl, linear_skew_kl, linear_skew_reverse_kl, linear_token_log_probs, linear_tv,
                            reverse_kl_logits, skew_kl_logits, skew_reverse_kl_logits, token_log_probs, tv_logits)
+from onepass.torch.compat import megatron, transformer_engine, verl
 from onepass.torch.losses_shards import HAS_GRAPHS
 
 dist = torch.distributed
@@ -63,7 +64,8 @@ def labels_of(shape, ignored=-100):
 
 
 def close(got, expected, name):
-    torch.testing.assert_close(got, expected, rtol=1e-12, atol=1e-13, equal_nan=True, msg=lambda text: name + ": " + text)
+    torch.testing.assert_close(got, expected, rtol=1e-12, atol=1e-13, equal_nan=True,
+                               msg=lambda *said: "%s: %s" % (name, said[-1]))
 
 
 def same_on_all(tensor, group, name):
@@ -249,6 +251,72 @@ def check_linear_divergences(rank, group, cut, seed):
                    per_class=OF_TEACHER, **draw_teacher(seed + 3, torch.bfloat16))
     compare_linear(rank, group, cut, beside_a_teacher(linear_kl_div), linear_of(torch.float32, seed=seed), rtol=1e-5,
                    per_class=OF_TEACHER, **draw_teacher(seed + 3))
+
+
+# ---- names of others -------------------------------------------------------------------------------------------------
+
+
+def spread_over(labels, logits, others, at_label):
+    """Cross-entropy with so much at the label and at every other class; 0 where the label is below 0."""
+    target = torch.full_like(logits, others).scatter(-1, labels.clamp(min=0).unsqueeze(-1), at_label)
+    return -(target * F.log_softmax(logits, -1)).sum(-1) * (labels >= 0)
+
+
+def of_transformer_engine(logits, process_group=None, *, label_smoothing, reduce_loss):
+    labels = labels_of(logits.shape[:-1])
+    if process_group is not None:
+        return transformer_engine.parallel_cross_entropy(logits, labels.flatten(), label_smoothing, reduce_loss,
+                                                         process_group)
+    others = label_smoothing / logits.shape[-1]
+    made = spread_over(labels, logits, others, others + 1 - label_smoothing)
+    made = made.sum() / (labels >= 0).sum() if reduce_loss else made
+    close(transformer_engine.parallel_cross_entropy(logits, labels, label_smoothing, reduce_loss), made,
+          "parallel_cross_entropy in one process")
+    return made
+
+
+def of_megatron(logits, process_group=None, *, label_smoothing):
+    """The second label is of no class."""
+    labels, classes = labels_of(logits.shape[:-1]), logits.shape[-1]
+    if process_group is not None:
+        return megatron.vocab_parallel_cross_entropy(logits, labels, label_smoothing, process_group)
+    return spread_over(labels, logits, label_smoothing / (classes - 1), 1 - label_smoothing)
+
+
+def of_verl(hidden, weight, process_group=None):
+    """The group's, as in Megatron: hidden states that are the same on all ranks, a gradient that is added up."""
+    labels = labels_of(hidden.shape[:-1]).clamp(min=0)
+    if process_group is not None:
+        hidden = hidden * 1
+        hidden.register_hook(lambda part: dist.all_reduce(part, group=process_group) or part)
+        return verl.linear_cross_entropy(hidden, weight, labels, 1.5, dist_process_group=process_group)
+    log_p = F.log_softmax(F.linear(hidden, weight) / 1.5, -1)
+    return log_p.gather(-1, labels.unsqueeze(-1)).squeeze(-1), -(log_p.exp() * log_p).sum(-1)
+
+
+def check_names_of_others(rank, group, seed):
+    """What a rank said that was given other labels, or other classes."""
+    cut, logits = (17, 20), draw(2, 3, CLASSES, seed=seed)
+    for reduce_loss in (False, True):
+        for label_smoothing in (0.0, 0.2):
+            compare(rank, group, cut, of_transformer_engine, [logits], label_smoothing=label_smoothing,
+                    reduce_loss=reduce_loss)
+    part, ignored = mine(logits, cut, rank).clone().requires_grad_(), torch.full((2, 3), -100)
+    loss = transformer_engine.parallel_cross_entropy(part, ignored, 0.0, True, group)
+    loss.backward()
+    assert float(loss.detach()) == 0 and bool((part.grad == 0).all())
+    for label_smoothing in (0.0, 0.2):
+        compare(rank, group, (18, 18), of_megatron, [logits[..., 1:]], label_smoothing=label_smoothing)
+    compare_linear(rank, group, cut, of_verl, linear_of(seed=seed)[:2])
+    part = part.detach()
+    return [raised(transformer_engine.parallel_cross_entropy, part, ignored[rank:], dist_process_group=group),
+            raised(megatron.vocab_parallel_cross_entropy, part, ignored, 0.1, group),
+            raised(megatron.vocab_parallel_cross_entropy, part, ignored),
+            raised(verl.linear_cross_entropy, logits[0, :, :8], part[0, :, :8], ignored[0],
+                   reduction="median" if rank else "none", dist_process_group=group)]
+
+
+# ---- bits ------------------------------------------------------------------------------------------------------------
 
 
 def digests(tensor):
@@ -449,6 +517,16 @@ def test_as_with_all_classes(ranks, size, check):
 def test_linear_divergences(ranks, seed, size):
     for cut in CUTS[size]:
         ranks.run(in_group, size, check_linear_divergences, cut, seed)
+
+
+def test_names_of_others(ranks, seed):
+    answers = [answer for answer in ranks.run(in_group, 2, check_names_of_others, seed) if answer]
+    assert len(answers) == 2
+    for rank, (labels, uneven, alone, reduction) in enumerate(answers):
+        assert ("RuntimeError" in labels and ("shape" in labels if rank else "rank 1" in labels)), labels
+        assert "InvalidArgument" in uneven and "[6, 0, 1, 64, 40, 0]" in uneven and "[6, 0, 1, 64, 34, 0]" in uneven
+        assert "InvalidArgument" in alone and "tp_group" in alone
+        assert ("median" if rank else "rank 1") in reduction
 
 
 def test_same_bits_with_any_number_of_ranks(ranks, seed):

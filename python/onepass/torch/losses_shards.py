@@ -33,10 +33,10 @@ _JS = _KL + _native.JS  # the first of those that have sums
 
 
 class Entry:
-    """A call in a group: what has been exchanged so far."""
+    """A call in a group: what has been exchanged so far, and whether a gradient to hidden states is to be added up."""
 
     def __init__(self, group):
-        self.group, self.has_agreed = group, False
+        self.group, self.has_agreed, self.adds_up = group, False, True
 
     def gather(self, mine):
         """What every rank has sent, in the order of their ranks."""

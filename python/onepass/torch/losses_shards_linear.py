@@ -43,7 +43,7 @@ class Product:
     def logits(self, rows):
         return self.multiplied(rows, self.weight, self.bias)
 
-    def gradients(self, chunks, make, needs, group):
+    def gradients(self, chunks, make, needs, entry):
         """To input, weight and bias, None where not needed. make(chunk, logits) writes the gradient over the logits."""
         to_input, to_weight, to_bias = (
             torch.zeros(tensor.shape, dtype=self.dtype) if need else None
@@ -61,8 +61,8 @@ class Product:
                 library.call(library.LINEAR_BACKWARD, rows, self.weight, logits, None, None, added,
                              route.products(rows), route.threads(), route.workspace)
                 to_bias += added
-        if to_input is not None:
-            dist.all_reduce(to_input, group=group)
+        if to_input is not None and entry.adds_up:
+            dist.all_reduce(to_input, group=entry.group)
         return to_input, to_weight, to_bias
 
 
@@ -91,8 +91,8 @@ class Sides:
     def targets(self, chunk):
         return None if self.teacher is None else self.teacher.logits(self.teacher.rows(chunk))
 
-    def gradients(self, make, needs, group):
-        return self.student.gradients(self.chunks(), make, needs, group)
+    def gradients(self, make, needs, entry):
+        return self.student.gradients(self.chunks(), make, needs, entry)
 
 
 def _target(inputs, which):
@@ -197,7 +197,7 @@ class ShardLinearLoss(torch.autograd.Function):
                          _at(mask, chunk), upstream[chunk] if per_row else upstream, None, divisor, None, logits,
                          *(None,) * 4, sides.targets(chunk), *(None,) * 3, rows[chunk], *numbers, *_last())
 
-        made = sides.gradients(make, needs, ctx.entry.group)
+        made = sides.gradients(make, needs, ctx.entry)
         return (None,) * 3 + _as_gradients(made, inputs[:3]) + (None,) * (len(inputs) - 3)
 
 
@@ -275,7 +275,7 @@ class ShardLinearTokens(torch.autograd.Function):
                          _at(to_log_prob, chunk), _at(to_entropy, chunk), _at(to_lse, chunk), logits, rows[chunk],
                          *losses_shards.token_numbers(call, *ctx.shard[1:]), *_last())
 
-        made = Sides(call, inputs).gradients(make, needs, ctx.entry.group)
+        made = Sides(call, inputs).gradients(make, needs, ctx.entry)
         return (None,) * 3 + _as_gradients(made, inputs[:3]) + (None,) * (len(inputs) - 3)
 
 

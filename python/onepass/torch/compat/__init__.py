@@ -8,6 +8,8 @@ imports the module of the same name here, and changes nothing else.
     verl        logprobs_from_logits, entropy_from_logits, linear_cross_entropy
     quack       cross_entropy, linear_cross_entropy_func, chunked_linear_cross_entropy
     cce         linear_cross_entropy
+    transformer_engine   parallel_cross_entropy
+    megatron    vocab_parallel_cross_entropy
 
 What differs from theirs, everywhere: losses are float32 for half inputs, no call waits for the device, a second
 backward works, and targets have gradients, unless they are hidden states.
