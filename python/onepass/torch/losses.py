@@ -220,7 +220,15 @@ def _divergence(name, divergence, mixture, predictions, targets, reduction, *, t
                 softcap=None, target_softcap=None, columns=None, divisor=None, row_weights=None, row_mask=None,
                 semantics="strict", outputs=(), inplace=False, process_group=None):
     if process_group is not None and not isinstance(process_group, losses_shards.Entry):
-        return losses_shards.entered(process_group, _divergence, locals(), in_graphs=True)
+        return losses_shards.entered(process_group, _divergence, {
+            "name": name, "divergence": divergence, "mixture": mixture, "predictions": predictions, "targets": targets,
+            "reduction": reduction, "target": target, "temperature": temperature,
+            "target_temperature": target_temperature, "divergence_weight": divergence_weight, "labels": labels,
+            "label_weight": label_weight, "label_smoothing": label_smoothing, "label_temperature": label_temperature,
+            "ignore_index": ignore_index, "class_weights": class_weights, "z_loss": z_loss,
+            "entropy_bonus": entropy_bonus, "softcap": softcap, "target_softcap": target_softcap, "columns": columns,
+            "divisor": divisor, "row_weights": row_weights, "row_mask": row_mask, "semantics": semantics,
+            "outputs": outputs, "inplace": inplace}, in_graphs=True)
     check_logits(name, "predictions", predictions)
     check_logits(name, "targets", targets)
     form = option_of(name, "target", target, _TARGETS)
@@ -402,7 +410,12 @@ def cross_entropy(input, target, weight=None, size_average=None, ignore_index=-1
     Targets that are probabilities are computed by PyTorch's operations.
     """
     if process_group is not None and not isinstance(process_group, losses_shards.Entry):
-        return losses_shards.entered(process_group, cross_entropy, locals(), in_graphs=True)
+        return losses_shards.entered(process_group, cross_entropy, {
+            "input": input, "target": target, "weight": weight, "size_average": size_average,
+            "ignore_index": ignore_index, "reduce": reduce, "reduction": reduction, "label_smoothing": label_smoothing,
+            "class_dim": class_dim, "temperature": temperature, "softcap": softcap, "columns": columns,
+            "z_loss": z_loss, "entropy_bonus": entropy_bonus, "divisor": divisor, "row_weights": row_weights,
+            "row_mask": row_mask, "semantics": semantics, "outputs": outputs, "inplace": inplace}, in_graphs=True)
     name = "cross_entropy"
     if has_torch_function((input, target)):
         return handle_torch_function(

@@ -183,7 +183,10 @@ def token_log_probs(logits, indices, temperature=1.0, *, softcap=None, columns=N
     entropy, lse. They are float32, or float64 if logits are. All have gradients to the logits, of any order.
     """
     if process_group is not None and not isinstance(process_group, losses_shards.Entry):
-        return losses_shards.entered(process_group, token_log_probs, locals(), in_graphs=True)
+        return losses_shards.entered(process_group, token_log_probs, {
+            "logits": logits, "indices": indices, "temperature": temperature, "softcap": softcap, "columns": columns,
+            "ignore_index": ignore_index, "row_mask": row_mask, "semantics": semantics,
+            "return_entropy": return_entropy, "return_lse": return_lse}, in_graphs=True)
     if has_torch_function((logits, indices)):
         return handle_torch_function(token_log_probs, (logits, indices), logits, indices, temperature=temperature,
                                      softcap=softcap, columns=columns, ignore_index=ignore_index, row_mask=row_mask,
