@@ -500,6 +500,8 @@ def misbehave(rank, group):
             raised(js_logits, logits, logits, inplace=True, process_group=group),
             raised(kl_div_logits, logits, logits, target="probs", process_group=group),
             raised(js_logits, logits, logits, beta=0.3 + 0.1 * rank, process_group=group),
+            raised(js_logits, logits, logits, beta=0.3 + rank, process_group=group),
+            raised(linear_js, logits, logits, logits, logits, beta=0.3 + rank, process_group=group),
             raised(cross_entropy, logits, labels, columns=1000, process_group=group)]
     return said, float(cross_entropy(logits, labels % 8, process_group=group))
 
@@ -564,13 +566,16 @@ def test_failures_in_graphs_reach_every_rank(ranks):
 def test_failures_reach_every_rank(ranks):
     answers = [answer for answer in ranks.run(in_group, 2, misbehave) if answer]
     assert len(answers) == 2 and answers[0][1] == answers[1][1]
-    for rank, (rows, fails, unsupported, probs, mixture, columns) in enumerate(answer[0] for answer in answers):
+    for rank, (rows, fails, unsupported, probs, mixture, beta, of_both, columns) in enumerate(
+            answer[0] for answer in answers):
         assert "rank 1" in rows and "rows" in rows
         assert ("RuntimeError" in fails and "rank 1" in fails) if rank == 0 else "target" in fails
         assert unsupported.startswith("Unsupported") or "Unsupported" in unsupported
         assert "Unsupported" in probs and "process_group" in probs
         assert "InvalidArgument" in mixture and "rank 1" in mixture and "mixture" in mixture
         assert "columns" in columns and "1000" in columns
+        for said in (beta, of_both):
+            assert ("RuntimeError" in said and "rank 1" in said) if rank == 0 else "beta: 1.3" in said
 
 
 @pytest.mark.skipif(VERSION < (2, 5), reason="this PyTorch has no public DTensor")

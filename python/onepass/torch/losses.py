@@ -219,6 +219,7 @@ def _divergence(name, divergence, mixture, predictions, targets, reduction, *, t
                 label_temperature=1.0, ignore_index=-100, class_weights=None, z_loss=0.0, entropy_bonus=0.0,
                 softcap=None, target_softcap=None, columns=None, divisor=None, row_weights=None, row_mask=None,
                 semantics="strict", outputs=(), inplace=False, process_group=None):
+    """mixture: (argument, number), None: it has none."""
     if process_group is not None and not isinstance(process_group, losses_shards.Entry):
         return losses_shards.entered(process_group, _divergence, {
             "name": name, "divergence": divergence, "mixture": mixture, "predictions": predictions, "targets": targets,
@@ -229,6 +230,7 @@ def _divergence(name, divergence, mixture, predictions, targets, reduction, *, t
             "entropy_bonus": entropy_bonus, "softcap": softcap, "target_softcap": target_softcap, "columns": columns,
             "divisor": divisor, "row_weights": row_weights, "row_mask": row_mask, "semantics": semantics,
             "outputs": outputs, "inplace": inplace}, in_graphs=True)
+    mixture = 0.0 if mixture is None else mixture_of(name, *mixture)
     check_logits(name, "predictions", predictions)
     check_logits(name, "targets", targets)
     form = option_of(name, "target", target, _TARGETS)
@@ -326,7 +328,7 @@ def kl_div_logits(predictions, targets, reduction="batchmean", **options):
     if has_torch_function((predictions, targets)):
         return handle_torch_function(kl_div_logits, (predictions, targets), predictions, targets, reduction=reduction,
                                      **options)
-    return _divergence("kl_div_logits", _native.KL, 0.0, predictions, targets, reduction, **options)
+    return _divergence("kl_div_logits", _native.KL, None, predictions, targets, reduction, **options)
 
 
 def reverse_kl_logits(predictions, targets, reduction="batchmean", **options):
@@ -334,7 +336,7 @@ def reverse_kl_logits(predictions, targets, reduction="batchmean", **options):
     if has_torch_function((predictions, targets)):
         return handle_torch_function(reverse_kl_logits, (predictions, targets), predictions, targets,
                                      reduction=reduction, **options)
-    return _divergence("reverse_kl_logits", _native.REVERSE_KL, 0.0, predictions, targets, reduction, **options)
+    return _divergence("reverse_kl_logits", _native.REVERSE_KL, None, predictions, targets, reduction, **options)
 
 
 def js_logits(predictions, targets, beta=0.5, reduction="batchmean", **options):
@@ -343,8 +345,7 @@ def js_logits(predictions, targets, beta=0.5, reduction="batchmean", **options):
     if has_torch_function((predictions, targets)):
         return handle_torch_function(js_logits, (predictions, targets), predictions, targets, beta=beta,
                                      reduction=reduction, **options)
-    return _divergence("js_logits", _native.JS, mixture_of("js_logits", "beta", beta), predictions, targets, reduction,
-                       **options)
+    return _divergence("js_logits", _native.JS, ("beta", beta), predictions, targets, reduction, **options)
 
 
 def skew_kl_logits(predictions, targets, alpha=0.1, reduction="batchmean", **options):
@@ -352,8 +353,7 @@ def skew_kl_logits(predictions, targets, alpha=0.1, reduction="batchmean", **opt
     if has_torch_function((predictions, targets)):
         return handle_torch_function(skew_kl_logits, (predictions, targets), predictions, targets, alpha=alpha,
                                      reduction=reduction, **options)
-    return _divergence("skew_kl_logits", _native.SKEW_KL, mixture_of("skew_kl_logits", "alpha", alpha), predictions,
-                       targets, reduction, **options)
+    return _divergence("skew_kl_logits", _native.SKEW_KL, ("alpha", alpha), predictions, targets, reduction, **options)
 
 
 def skew_reverse_kl_logits(predictions, targets, alpha=0.1, reduction="batchmean", **options):
@@ -361,8 +361,8 @@ def skew_reverse_kl_logits(predictions, targets, alpha=0.1, reduction="batchmean
     if has_torch_function((predictions, targets)):
         return handle_torch_function(skew_reverse_kl_logits, (predictions, targets), predictions, targets, alpha=alpha,
                                      reduction=reduction, **options)
-    return _divergence("skew_reverse_kl_logits", _native.SKEW_REVERSE_KL,
-                       mixture_of("skew_reverse_kl_logits", "alpha", alpha), predictions, targets, reduction, **options)
+    return _divergence("skew_reverse_kl_logits", _native.SKEW_REVERSE_KL, ("alpha", alpha), predictions, targets,
+                       reduction, **options)
 
 
 def tv_logits(predictions, targets, reduction="batchmean", **options):
@@ -371,7 +371,7 @@ def tv_logits(predictions, targets, reduction="batchmean", **options):
     if has_torch_function((predictions, targets)):
         return handle_torch_function(tv_logits, (predictions, targets), predictions, targets, reduction=reduction,
                                      **options)
-    return _divergence("tv_logits", _native.TOTAL_VARIATION, 0.0, predictions, targets, reduction, **options)
+    return _divergence("tv_logits", _native.TOTAL_VARIATION, None, predictions, targets, reduction, **options)
 
 
 # ---- cross-entropy ---------------------------------------------------------------------------------------------------

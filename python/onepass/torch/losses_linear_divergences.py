@@ -35,8 +35,10 @@ def _divergence(name, divergence, mixture, input, linear_weight, target_input, t
                 class_weights=None, z_loss=0.0, entropy_bonus=0.0, softcap=None, target_softcap=None, columns=None,
                 divisor=None, row_weights=None, row_mask=None, semantics="strict", outputs=(), chunk_bytes=None,
                 process_group=None):
+    """mixture: (argument, number), None: it has none."""
     if process_group is not None and not isinstance(process_group, losses_shards.Entry):
         return losses_shards.entered(process_group, _divergence, locals())
+    mixture = 0.0 if mixture is None else losses.mixture_of(name, *mixture)
     losses_linear.check_side(name, _STUDENT, input, linear_weight, linear_bias)
     losses_linear.check_matrix(name, "linear_weight", linear_weight)
     _check_teacher(name, input, linear_weight, (target_input, target_weight, target_bias))
@@ -111,14 +113,14 @@ def linear_kl_div(input, linear_weight, target_input, target_weight, reduction="
     """
     tensors = input, linear_weight, target_input, target_weight
     taken, result = _overridden(linear_kl_div, tensors, reduction, options)
-    return result if taken else _divergence("linear_kl_div", _native.KL, 0.0, *tensors, reduction, **options)
+    return result if taken else _divergence("linear_kl_div", _native.KL, None, *tensors, reduction, **options)
 
 
 def linear_reverse_kl(input, linear_weight, target_input, target_weight, reduction="batchmean", **options):
     """KL(S || T); arguments as of linear_kl_div."""
     tensors = input, linear_weight, target_input, target_weight
     taken, result = _overridden(linear_reverse_kl, tensors, reduction, options)
-    return result if taken else _divergence("linear_reverse_kl", _native.REVERSE_KL, 0.0, *tensors, reduction,
+    return result if taken else _divergence("linear_reverse_kl", _native.REVERSE_KL, None, *tensors, reduction,
                                             **options)
 
 
@@ -126,16 +128,15 @@ def linear_js(input, linear_weight, target_input, target_weight, beta=0.5, reduc
     """The generalised Jensen-Shannon divergence of js_logits, 0 < beta < 1; arguments as of linear_kl_div."""
     tensors = input, linear_weight, target_input, target_weight
     taken, result = _overridden(linear_js, tensors, reduction, dict(options, beta=beta))
-    return result if taken else _divergence("linear_js", _native.JS, losses.mixture_of("linear_js", "beta", beta),
-                                            *tensors, reduction, **options)
+    return result if taken else _divergence("linear_js", _native.JS, ("beta", beta), *tensors, reduction,
+                                            **options)
 
 
 def linear_skew_kl(input, linear_weight, target_input, target_weight, alpha=0.1, reduction="batchmean", **options):
     """KL(T || alpha T + (1 - alpha) S), 0 < alpha < 1; arguments as of linear_kl_div."""
     tensors = input, linear_weight, target_input, target_weight
     taken, result = _overridden(linear_skew_kl, tensors, reduction, dict(options, alpha=alpha))
-    return result if taken else _divergence("linear_skew_kl", _native.SKEW_KL,
-                                            losses.mixture_of("linear_skew_kl", "alpha", alpha), *tensors, reduction,
+    return result if taken else _divergence("linear_skew_kl", _native.SKEW_KL, ("alpha", alpha), *tensors, reduction,
                                             **options)
 
 
@@ -144,9 +145,8 @@ def linear_skew_reverse_kl(input, linear_weight, target_input, target_weight, al
     """KL(S || alpha S + (1 - alpha) T), 0 < alpha < 1; arguments as of linear_kl_div."""
     tensors = input, linear_weight, target_input, target_weight
     taken, result = _overridden(linear_skew_reverse_kl, tensors, reduction, dict(options, alpha=alpha))
-    return result if taken else _divergence("linear_skew_reverse_kl", _native.SKEW_REVERSE_KL,
-                                            losses.mixture_of("linear_skew_reverse_kl", "alpha", alpha), *tensors,
-                                            reduction, **options)
+    return result if taken else _divergence("linear_skew_reverse_kl", _native.SKEW_REVERSE_KL, ("alpha", alpha),
+                                            *tensors, reduction, **options)
 
 
 def linear_tv(input, linear_weight, target_input, target_weight, reduction="batchmean", **options):
@@ -154,4 +154,4 @@ def linear_tv(input, linear_weight, target_input, target_weight, reduction="batc
     linear_kl_div."""
     tensors = input, linear_weight, target_input, target_weight
     taken, result = _overridden(linear_tv, tensors, reduction, options)
-    return result if taken else _divergence("linear_tv", _native.TOTAL_VARIATION, 0.0, *tensors, reduction, **options)
+    return result if taken else _divergence("linear_tv", _native.TOTAL_VARIATION, None, *tensors, reduction, **options)
