@@ -106,7 +106,7 @@ def entered(group, function, arguments, in_graphs=False):
         return function(**dict(arguments, process_group=entry))
     except Exception as error:
         if route.is_compiling():  # told, and raised, by a call of the graph
-            message = str(error.args[0]) if error.args else ""  # compilers before 2.15 do not follow str(error)
+            message = str(error.args[0]) if error.args else ""  # not every compiler follows str(error)
             return in_order(torch.ops.onepass.shard_failure, type(error).__name__, message, group.group_name)[0]
         entry.tell_of_failure()
         raise
