@@ -1,5 +1,5 @@
-"""The losses from hidden states and of top-k teachers that python -m onepass.export writes, compiled and run on the CPU:
-against float64 PyTorch, bit by bit against the package under test, and before the judge."""
+"""The losses from hidden states and of top-k teachers that python -m onepass.export writes, compiled and run on the
+CPU: against float64 PyTorch, bit by bit against the package under test, and before the judge."""
 
 import pathlib
 import subprocess

@@ -51,7 +51,8 @@ WRONG = [
      "return linear_cross_entropy(hidden, self.head.weight.detach(), labels).to(hidden.dtype)"),
     # Ignored labels count in the divisor.
     ("linear_cross_entropy", LINEAR_CROSS_ENTROPY, "special",
-     "return (linear_cross_entropy(hidden, self.head.weight, labels, reduction='sum') / len(labels)).to(hidden.dtype)"),
+     "total = linear_cross_entropy(hidden, self.head.weight, labels, reduction='sum')\n"
+     "            return (total / len(labels)).to(hidden.dtype)"),
     # Half of a vocabulary.
     ("linear_cross_entropy", LINEAR_CROSS_ENTROPY, "values",
      "return linear_cross_entropy(hidden, self.head.weight[::2], labels // 2).to(hidden.dtype)"),
@@ -61,7 +62,8 @@ WRONG = [
     ("kl_top_k", KL_TOP_K, "values",
      "return kl_div_top_k(student, log_probs.detach(), classes, outside='renormalised').to(student.dtype)"),
     # The student's tail as what its named classes lack to 1: no digits where that is little.
-    ("kl_top_k", KL_TOP_K, "rows", """log_s, t = F.log_softmax(student, -1).gather(-1, classes), log_probs.detach().exp()
+    ("kl_top_k", KL_TOP_K, "rows", """t = log_probs.detach().exp()
+            log_s = F.log_softmax(student, -1).gather(-1, classes)
             rest, t_rest = 1 - log_s.exp().sum(-1), (1 - t.sum(-1)).clamp(min=0)
             inside = (torch.xlogy(t, t) - t * log_s).sum(-1)
             return (inside + torch.xlogy(t_rest, t_rest) - t_rest * rest.clamp(min=1e-30).log()).mean()"""),

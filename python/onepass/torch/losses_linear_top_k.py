@@ -1,5 +1,5 @@
-"""linear_kl_div_top_k: kl_div_top_k of input weight^T + bias, in chunks of rows, so that the logits are never there as a
-whole.
+"""linear_kl_div_top_k: kl_div_top_k of input weight^T + bias, in chunks of rows, so that the logits are never there as
+a whole.
 
 The library has no operator for it. What is done with a chunk are three of its operators: `linear` makes the logits,
 `divergence_logits_top_k` their loss and its gradient, which takes their place, and `linear_backward` multiplies that
@@ -380,8 +380,8 @@ def linear_kl_div_top_k(input, linear_weight, top_values, top_indices, *, linear
     input           hidden states [..., D]
     linear_weight   [C, D]; linear_bias [C]
     top_values, top_indices   [..., K], the teacher's, as in kl_div_top_k
-    chunk_bytes     what a chunk of logits, on the CPU with its hidden states, may take; None: 512 MiB. At least 264 rows
-                    are taken at a time, on a GPU 1024. It changes no bit of the loss and of the gradient to input
+    chunk_bytes     what a chunk of logits, on the CPU with its hidden states, may take; None: 512 MiB. At least 264
+                    rows are taken at a time, on a GPU 1024. It changes no bit of the loss and of the gradient to input
 
     The other keywords are those of kl_div_top_k. Rows that are masked or whose label is ignored are never read.
     The loss is float32; float64 if input, weight or values are. Logits of half types are float32 on the CPU, and have
