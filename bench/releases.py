@@ -29,7 +29,7 @@ PARTS = {
     "torch.func": ["test_torch_transforms"],
     "losses from logits": ["test_torch_losses", "test_torch_losses_autograd", "test_torch_cross_entropy",
                            "test_torch_linear_loss", "test_torch_linear_divergences",
-                           "test_torch_linear_tokens", "test_torch_top_k"],
+                           "test_torch_linear_tokens", "test_torch_linear_top_k", "test_torch_top_k"],
     "rewrite": ["test_rewrite", "test_rewrite_head", "test_rewrite_losses"],
 }
 _SHARED = "conftest", "torch_samples", "head_samples", "losses_samples", "rewrite_samples"  # what the tests import

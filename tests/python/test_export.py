@@ -62,7 +62,8 @@ def test_list_names_every_operator():
     done = command("--list")
     assert done.returncode == 0 and done.stderr == ""
     assert [line.split()[0] for line in done.stdout.splitlines()] == list(export.OPERATORS)
-    assert list(export.OPERATORS) == ["kl_div", "linear_bn_softmax", "kl_logits", "cross_entropy"]
+    assert list(export.OPERATORS) == ["kl_div", "linear_bn_softmax", "kl_logits", "cross_entropy",
+                                      "linear_cross_entropy", "kl_top_k"]
 
 
 def test_help_names_options_and_exit_codes():
@@ -160,13 +161,20 @@ def test_sources_are_the_projects_word_for_word(operator):
             assert text == whole, path
 
 
-_LOSSES = ([name for names in ("kl_probs_probs kl_log_probs_probs kl_probs_log_probs kl_log_probs_log_probs",
-                              "divergence_logits_logits divergence_logits_probs divergence_logits_log_probs",
-                              "divergence_logits_top_k cross_entropy_logits_labels") for name in names.split()], ["kl", "logits"],
-           {"errors", "fp32", "library", "torch/kl", "torch/kl_derivatives", "torch/losses", "torch/losses_call",
-            "torch/losses_reference", "torch/losses_shards", "torch/rewrite_losses", "torch/route"})
+_OF_LOGITS = ["divergence_logits_logits", "divergence_logits_probs", "divergence_logits_log_probs",
+              "divergence_logits_top_k", "cross_entropy_logits_labels"]
+_LOSSES_NEED = {"errors", "fp32", "library", "torch/losses", "torch/losses_call", "torch/losses_reference",
+                "torch/losses_shards", "torch/route"}
+_LOSSES = (["kl_probs_probs", "kl_log_probs_probs", "kl_probs_log_probs", "kl_log_probs_log_probs"] + _OF_LOGITS,
+           ["kl", "logits"], _LOSSES_NEED | {"torch/kl", "torch/kl_derivatives", "torch/rewrite_losses"})
 PACKED = {
     "kl_logits": _LOSSES, "cross_entropy": _LOSSES,
+    "kl_top_k": (_OF_LOGITS, ["logits"], _LOSSES_NEED | {"torch/losses_top_k"}),
+    "linear_cross_entropy": (
+        _OF_LOGITS + ["linear", "linear_backward", "prepare_weight", "linear_cross_entropy", "linear_divergence"],
+        ["logits", "linear", "linear_loss"],
+        _LOSSES_NEED | {"torch/linear", "torch/losses_linear", "torch/losses_modules", "torch/losses_shards_linear",
+                        "torch/prepared_weights"}),
     "kl_div": (["kl_probs_probs", "kl_log_probs_probs", "kl_probs_log_probs", "kl_log_probs_log_probs"], ["kl"],
                {"errors", "fp32", "library", "torch/kl", "torch/kl_derivatives", "torch/route"}),
     "linear_bn_softmax": (["linear", "linear_backward", "prepare_weight", "head", "head_backward"], ["linear", "head"],

@@ -1,6 +1,7 @@
 """The losses from logits that python -m onepass.export writes, compiled and run on the CPU: against float64 PyTorch,
 bit by bit against the package under test, and before the judge."""
 
+import contextlib
 import os
 import pathlib
 import shutil
@@ -36,10 +37,9 @@ for path, words, second in ((sys.argv[1], (2.0,), torch.tensor([[0.0, 1.0]])), (
 """
 
 
-@pytest.fixture(scope="module")
-def files(tmp_path_factory):
-    """Both files, compiled without optimisation, which takes a third of the time and changes no bits."""
-    directory = tmp_path_factory.mktemp("losses")
+@contextlib.contextmanager
+def exported_quickly(directory, operators):
+    """{operator: file}, compiled without optimisation, which takes a third of the time and changes no bits."""
     compiler = directory / "cc"
     compiler.write_text("#!/bin/sh\nfor word do shift; [ \"$word\" = -O3 ] && word=-O0; set -- \"$@\" \"$word\"; done\n"
                         "exec %s \"$@\"\n" % (os.environ.get("CC") or next(filter(shutil.which, ("cc", "gcc")))))
@@ -48,9 +48,15 @@ def files(tmp_path_factory):
         patch.setenv("CC", str(compiler))
         patch.setenv("TORCH_EXTENSIONS_DIR", str(directory / "extensions"))
         made = {}
-        for operator in OPERATORS:
+        for operator in operators:
             made[operator] = directory / (operator + ".py")
             made[operator].write_text(export.export(operator), encoding="utf-8")
+        yield made
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    with exported_quickly(tmp_path_factory.mktemp("losses"), OPERATORS) as made:
         yield made
 
 

@@ -4,6 +4,8 @@
     python -m onepass.export linear_bn_softmax -o model_new.py
     python -m onepass.export kl_logits -o model_new.py
     python -m onepass.export cross_entropy -o model_new.py
+    python -m onepass.export linear_cross_entropy -o model_new.py
+    python -m onepass.export kl_top_k -o model_new.py
 
 The file holds `class ModelNew` (models/NAME.py), the lines that compile (build.py), and the sources of this package
 that the model needs, C, CUDA and Python. It needs PyTorch and a C compiler, and nothing of this package.
@@ -30,6 +32,10 @@ OPERATORS = {operator.name: operator for operator in (
     Operator("kl_logits", "kl_div(log_softmax(student / T), log_softmax(teacher / T), ...) * T**2",
              "torch.rewrite_losses", ["kl", "logits"]),
     Operator("cross_entropy", "cross_entropy(logits, labels)", "torch.rewrite_losses", ["kl", "logits"]),
+    Operator("linear_cross_entropy", "cross_entropy(linear(hidden), labels)", "torch.losses_modules",
+             ["logits", "linear", "linear_loss"]),
+    Operator("kl_top_k", "KL divergence of logits from a teacher's top-k log-probabilities", "torch.losses_top_k",
+             ["logits"]),
 )}
 
 _SHARED = ["include", "src", "src/core", "src/cpu", "src/cuda", "src/levels", "python/src"]

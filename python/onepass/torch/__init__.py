@@ -12,6 +12,7 @@
                                   hidden states and a weight, in chunks, so that there are never all logits at once
     linear_kl_div, linear_reverse_kl, linear_js, linear_skew_kl, linear_skew_reverse_kl, linear_tv
                                   divergences of a student from a teacher, of the hidden states and weights of both
+    linear_kl_div_top_k           kl_div_top_k of hidden states and a weight
     token_log_probs               log-probabilities of tokens, entropy and LSE of logits
     linear_token_log_probs        the same of hidden states and a weight
     linear                        torch.nn.functional.linear, with all digits of float32
@@ -34,6 +35,7 @@ from onepass.torch.losses import (cross_entropy, js_logits, kl_div_logits, rever
 from onepass.torch.losses_linear import linear_cross_entropy
 from onepass.torch.losses_linear_divergences import (linear_js, linear_kl_div, linear_reverse_kl, linear_skew_kl,
                                                      linear_skew_reverse_kl, linear_tv)
+from onepass.torch.losses_linear_top_k import linear_kl_div_top_k
 from onepass.torch.losses_linear_tokens import linear_token_log_probs
 from onepass.torch.losses_modules import (CrossEntropyLoss, JSLogitsLoss, KLDivLogitsLoss, LinearCrossEntropyLoss,
                                           ReverseKLLogitsLoss, SkewKLLogitsLoss, SkewReverseKLLogitsLoss, TVLogitsLoss)
@@ -48,5 +50,5 @@ __all__ = ["kl_div", "kl_div_probs", "KLDivLoss", "KLDivProbsLoss", "cross_entro
            "skew_kl_logits", "SkewKLLogitsLoss", "skew_reverse_kl_logits", "SkewReverseKLLogitsLoss", "tv_logits",
            "TVLogitsLoss", "kl_div_top_k", "linear_cross_entropy", "LinearCrossEntropyLoss", "linear_kl_div",
            "linear_reverse_kl", "linear_js", "linear_skew_kl", "linear_skew_reverse_kl", "linear_tv", "token_log_probs",
-           "linear_token_log_probs",
-           "linear", "linear_batch_norm_softmax", "LinearBatchNormSoftmax", "prepare_weight", "rewrite"]
+           "linear_token_log_probs", "linear_kl_div_top_k", "linear", "linear_batch_norm_softmax",
+           "LinearBatchNormSoftmax", "prepare_weight", "rewrite"]

@@ -3,8 +3,9 @@
 import math
 
 import torch
+import torch.nn.functional as F
 
-from onepass.torch import losses, losses_linear
+from onepass.torch import losses, losses_call, losses_linear, route
 
 
 class CrossEntropyLoss(torch.nn.CrossEntropyLoss):
@@ -43,6 +44,47 @@ class LinearCrossEntropyLoss(torch.nn.modules.loss._WeightedLoss):
             linear_bias=None if bias is None else bias.reshape(shape), weight=self.weight, reduction=self.reduction,
             ignore_index=self.ignore_index, label_smoothing=self.label_smoothing, options=self.options,
             **dict(self.more, **more))
+
+
+_types = {}  # {what was asked: type of a loss in PyTorch}
+
+
+def _type_of_cross_entropy(input, weight):
+    """Of F.cross_entropy(F.linear(input, weight), labels), which depends on autocast, device and release: it is asked
+    with one element of each, once."""
+    autocasts = route.autocasts(input)
+    key = input.device.type, input.dtype, weight.dtype, autocasts and route.autocast_dtype(input)
+    found = _types.get(key)
+    if found is None:
+        with torch.no_grad():
+            logits = F.linear(input.new_ones((1, 1)), weight.new_ones((1, 1)))
+            found = F.cross_entropy(logits, torch.zeros(1, dtype=torch.int64, device=input.device)).dtype
+        if not route.is_compiling():
+            _types[key] = found
+    return found
+
+
+def _is_linear_cross_entropy(input, head, target):
+    """True if linear_cross_entropy computes the same of these."""
+    if not route.is_stock(head, torch.nn.Linear) or route.has_global_hooks():
+        return False
+    if not losses_call.is_served(input) or route.way((input, head.weight, head.bias, target)) == route.TRANSFORMED:
+        return False
+    dtype = head.weight.dtype
+    return (dtype in route.FLOATS and input.dim() == 2 and target.dtype is torch.int64
+            and target.shape == input.shape[:1] and (input.dtype is dtype or route.autocasts(input)))
+
+
+def linear_cross_entropy_of(input, head, target):
+    """torch.nn.functional.cross_entropy(head(input), target) of an nn.Linear, and of its type: by linear_cross_entropy
+    as long as the layer does what its class says and nothing else; otherwise it is called as the module it is. input
+    [N, K], labels [N]. A label out of range raises PyTorch's error on the CPU; on a GPU it makes the loss NaN."""
+    if _is_linear_cross_entropy(input, head, target):
+        value = losses_linear.linear_cross_entropy(input, head.weight, target, linear_bias=head.bias)
+        # A label out of range is PyTorch's to refuse, and the mean over no rows, of which old releases make 0, its own.
+        if value.is_cuda or not route.is_eager(input, target) or not math.isnan(value.item()):
+            return value.to(_type_of_cross_entropy(input, head.weight))
+    return F.cross_entropy(head(input), target)
 
 
 class KLDivLogitsLoss(torch.nn.Module):

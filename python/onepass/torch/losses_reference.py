@@ -198,9 +198,12 @@ def label_terms(call, soft, labels, weights):
 # ---- the loss --------------------------------------------------------------------------------------------------------
 
 
-def _divisor(call, inputs, part, dtype, columns):
+def divisor_of(call, inputs, part, dtype, columns):
+    """What the sum of the rows is divided by: a number, or a tensor where it is counted or given there."""
     predictions, labels, weights = inputs.predictions, inputs.labels, inputs.class_weights
     reduction = call.reduction
+    if reduction == _native.SUM:
+        return 1
     if reduction == _native.BATCHMEAN:
         return predictions.shape[0]
     if reduction == _native.MEAN:
@@ -215,11 +218,12 @@ def _divisor(call, inputs, part, dtype, columns):
     return torch.where(part, counts, counts.new_zeros(())).sum()
 
 
-def _total(call, inputs, part, rows, columns):
+def total_of(call, inputs, part, rows, columns):
+    """The value of losses of rows, whatever their number is: sums of several are as good."""
     total = rows.sum()
     if call.reduction == _native.SUM:
         return total
-    over = _divisor(call, inputs, part, rows.dtype, columns)
+    over = divisor_of(call, inputs, part, rows.dtype, columns)
     if not isinstance(over, torch.Tensor):
         over = total.new_full((), over)
     value = (total / over).to(rows.dtype)
@@ -235,7 +239,7 @@ def reduced(call, inputs, part, no_mass, rows, columns):
         rows = rows * inputs.row_weights.to(rows.dtype)
     if part is not None:
         rows = rows.masked_fill(~part, 0)
-    return rows if call.reduction == _native.ROWS else _total(call, inputs, part, rows, columns)
+    return rows if call.reduction == _native.ROWS else total_of(call, inputs, part, rows, columns)
 
 
 def _row_results(call, part, student, labels=None, teacher=None, no_mass=(None, None)):

@@ -36,7 +36,8 @@ def _empty_value(call, inputs):
     return inputs.predictions.new_empty(shape, dtype=dtype)
 
 
-def _run(call, inputs, value, gradient, upstream=None, made_for=None):
+def run(call, inputs, value, gradient, upstream=None, made_for=None):
+    """Writes value and gradient, those that are not None."""
     predictions, values, indices, labels, class_weights, row_weights, row_mask, divisor = inputs
     library.call(library.DIVERGENCE_TOP_K, predictions, labels, class_weights, row_weights, row_mask, upstream,
                  made_for, divisor, value, gradient, None, None, None, None, values, indices, call.reduction,
@@ -48,13 +49,13 @@ def _run(call, inputs, value, gradient, upstream=None, made_for=None):
 
 def _forward(call, inputs, gradient=None, upstream=None):
     value = _empty_value(call, inputs)
-    _run(call, inputs, value, gradient, upstream)
+    run(call, inputs, value, gradient, upstream)
     return value
 
 
 def _gradient(call, inputs, upstream):
     made = torch.empty_like(inputs.predictions)
-    _run(call, inputs, None, made, upstream)
+    run(call, inputs, None, made, upstream)
     return made
 
 
@@ -198,7 +199,7 @@ class TopKLoss(torch.autograd.Function):
             how = route.way((upstream, inputs.predictions, inputs.top_values))
         if how == route.EAGER and made is not None:
             made, made_for = made
-            _run(call, inputs, None, made, upstream, made_for)
+            run(call, inputs, None, made, upstream, made_for)
             losses_call.came(_NAME, upstream)
         elif how == route.EAGER:
             made = _gradient(call, inputs, upstream)
@@ -272,19 +273,62 @@ if route.HAS_TRACED:
 # ---- the function ----------------------------------------------------------------------------------------------------
 
 
-def _check_teacher(logits, values, indices):
-    """The indices as the library takes them."""
-    losses.check_logits(_NAME, "top_values", values)
-    losses.check_beside(_NAME, "top_values", values, logits.shape[:-1] + values.shape[-1:], logits, "logits")
+def _check_teacher(name, rows, of, values, indices):
+    losses.check_logits(name, "top_values", values)
+    losses.check_beside(name, "top_values", values, rows.shape[:-1] + values.shape[-1:], rows, of)
     if values.requires_grad and torch.is_grad_enabled():
-        raise errors.Unsupported("%s: top_values: requires_grad; there is no gradient to it" % _NAME)
+        raise errors.Unsupported("%s: top_values: requires_grad; there is no gradient to it" % name)
     if values.shape[-1] > MOST:
-        raise errors.Unsupported("%s: top_values: %d classes; at most %d" % (_NAME, values.shape[-1], MOST))
+        raise errors.Unsupported("%s: top_values: %d classes; at most %d" % (name, values.shape[-1], MOST))
     if not isinstance(indices, torch.Tensor):
-        raise TypeError("%s: top_indices: %s; it must be a torch.Tensor" % (_NAME, type(indices).__name__))
+        raise TypeError("%s: top_indices: %s; it must be a torch.Tensor" % (name, type(indices).__name__))
     if indices.dtype not in (torch.int32, torch.int64):
-        raise errors.InvalidArgument("%s: top_indices: dtype %s; it must be int32 or int64" % (_NAME, indices.dtype))
-    losses.check_beside(_NAME, "top_indices", indices, values.shape, logits, "logits")
+        raise errors.InvalidArgument("%s: top_indices: dtype %s; it must be int32 or int64" % (name, indices.dtype))
+    losses.check_beside(name, "top_indices", indices, values.shape, rows, of)
+
+
+def read(name, rows, of, classes, of_classes, width, top_values, top_indices, *, form, outside, reverse, temperature,
+         target_temperature, reduction, divergence_weight, labels, label_weight, label_smoothing, label_temperature,
+         ignore_index, class_weights, z_loss, entropy_bonus, softcap, columns, divisor, row_weights, row_mask,
+         semantics):
+    """(Call, labels, divisor as a tensor or None) of arguments, which are checked. rows: logits or hidden states, the
+    argument `of`; classes: the tensor, argument `of_classes`, that has `width` of them."""
+    _check_teacher(name, rows, of, top_values, top_indices)
+    kind = losses.option_of(name, "form", form, library.TOP_VALUES)
+    if target_temperature is not None and kind != _native.TOP_LOGITS:
+        raise errors.InvalidArgument("%s: target_temperature: %g; it goes with values that are logits" % (
+            name, target_temperature))
+    shape = rows.shape[:-1]
+    columns = losses.columns_of(name, columns, width)
+    if labels is not None:
+        labels = losses.check_labels(name, "labels", labels, shape, rows, of, ignore_index, columns or width)
+    elif label_weight or label_smoothing or class_weights is not None:
+        raise errors.InvalidArgument("%s: label_weight, label_smoothing, class_weights: given without labels" % name)
+    if class_weights is not None:
+        losses.check_weights(name, "class_weights", class_weights, (width,), classes, of_classes)
+    if row_weights is not None:
+        losses.check_weights(name, "row_weights", row_weights, shape, rows, of)
+    if row_mask is not None:
+        losses.check_mask(name, row_mask, shape, rows, of)
+    divisor_tensor = None
+    if isinstance(divisor, torch.Tensor):
+        dtypes = {tensor.dtype for tensor in (rows, classes, top_values)}
+        dtype = torch.float64 if torch.float64 in dtypes else torch.float32
+        divisor_tensor = losses.divisor_tensor_of(name, divisor, rows, dtype)
+    number, divisor = losses.reduction_of(name, reduction, divisor if divisor_tensor is None else True)
+    temperature = losses.positive(name, "temperature", temperature)
+    call = Call(number, losses.option_of(name, "semantics", semantics, library.SEMANTICS), float(divisor),
+                temperature, losses.positive(name, "softcap", softcap, 0.0), columns, ignore_index,
+                losses.finite(name, "label_weight", float(label_weight)),
+                losses.smoothing_of(name, float(label_smoothing)), losses.finite(name, "z_loss", float(z_loss)),
+                losses.finite(name, "entropy_bonus", float(entropy_bonus)),
+                _native.REVERSE_KL if reverse else _native.KL,
+                losses.finite(name, "divergence_weight", float(divergence_weight)),
+                losses.positive(name, "target_temperature", target_temperature, temperature)
+                if kind == _native.TOP_LOGITS else 0.0,
+                losses.positive(name, "label_temperature", label_temperature), kind,
+                losses.option_of(name, "outside", outside, library.OUTSIDE))
+    return call, labels, divisor_tensor
 
 
 def kl_div_top_k(logits, top_values, top_indices, *, form="log_probs", outside="tail", reverse=False,
@@ -309,51 +353,20 @@ def kl_div_top_k(logits, top_values, top_indices, *, form="log_probs", outside="
     The other arguments are described in kl_div_logits. The gradient is to the logits alone, of any order. The loss is
     float32, or float64 if an input is.
     """
+    options = {"form": form, "outside": outside, "reverse": reverse, "temperature": temperature,
+               "target_temperature": target_temperature, "reduction": reduction,
+               "divergence_weight": divergence_weight, "labels": labels, "label_weight": label_weight,
+               "label_smoothing": label_smoothing, "label_temperature": label_temperature,
+               "ignore_index": ignore_index, "class_weights": class_weights, "z_loss": z_loss,
+               "entropy_bonus": entropy_bonus, "softcap": softcap, "columns": columns, "divisor": divisor,
+               "row_weights": row_weights, "row_mask": row_mask, "semantics": semantics}
     if has_torch_function((logits, top_values, top_indices)):
-        return handle_torch_function(
-            kl_div_top_k, (logits, top_values, top_indices), logits, top_values, top_indices, form=form,
-            outside=outside, reverse=reverse, temperature=temperature, target_temperature=target_temperature,
-            reduction=reduction, divergence_weight=divergence_weight, labels=labels, label_weight=label_weight,
-            label_smoothing=label_smoothing, label_temperature=label_temperature, ignore_index=ignore_index,
-            class_weights=class_weights, z_loss=z_loss, entropy_bonus=entropy_bonus, softcap=softcap, columns=columns,
-            divisor=divisor, row_weights=row_weights, row_mask=row_mask, semantics=semantics)
+        return handle_torch_function(kl_div_top_k, (logits, top_values, top_indices), logits, top_values, top_indices,
+                                     **options)
     losses.check_logits(_NAME, "logits", logits)
-    _check_teacher(logits, top_values, top_indices)
-    kind = losses.option_of(_NAME, "form", form, library.TOP_VALUES)
-    if target_temperature is not None and kind != _native.TOP_LOGITS:
-        raise errors.InvalidArgument("%s: target_temperature: %g; it goes with values that are logits" % (
-            _NAME, target_temperature))
-    shape, width = logits.shape[:-1], logits.shape[-1]
-    columns = losses.columns_of(_NAME, columns, width)
-    if labels is not None:
-        labels = losses.check_labels(_NAME, "labels", labels, shape, logits, "logits", ignore_index, columns or width)
-    elif label_weight or label_smoothing or class_weights is not None:
-        raise errors.InvalidArgument("%s: label_weight, label_smoothing, class_weights: given without labels" % _NAME)
-    if class_weights is not None:
-        losses.check_weights(_NAME, "class_weights", class_weights, (width,), logits, "logits")
-    if row_weights is not None:
-        losses.check_weights(_NAME, "row_weights", row_weights, shape, logits, "logits")
-    if row_mask is not None:
-        losses.check_mask(_NAME, row_mask, shape, logits, "logits")
-    divisor_tensor = None
-    if isinstance(divisor, torch.Tensor):
-        dtype = losses_reference.value_dtype(logits, top_values)
-        divisor_tensor = losses.divisor_tensor_of(_NAME, divisor, logits, dtype)
-    number, divisor = losses.reduction_of(_NAME, reduction, divisor if divisor_tensor is None else True)
-    temperature = losses.positive(_NAME, "temperature", temperature)
-    call = Call(number, losses.option_of(_NAME, "semantics", semantics, library.SEMANTICS), float(divisor),
-                temperature, losses.positive(_NAME, "softcap", softcap, 0.0), columns, ignore_index,
-                losses.finite(_NAME, "label_weight", float(label_weight)),
-                losses.smoothing_of(_NAME, float(label_smoothing)), losses.finite(_NAME, "z_loss", float(z_loss)),
-                losses.finite(_NAME, "entropy_bonus", float(entropy_bonus)),
-                _native.REVERSE_KL if reverse else _native.KL,
-                losses.finite(_NAME, "divergence_weight", float(divergence_weight)),
-                losses.positive(_NAME, "target_temperature", target_temperature, temperature)
-                if kind == _native.TOP_LOGITS else 0.0,
-                losses.positive(_NAME, "label_temperature", label_temperature), kind,
-                losses.option_of(_NAME, "outside", outside, library.OUTSIDE))
-    return _loss(call, Inputs(logits, top_values, top_indices, labels, class_weights, row_weights, row_mask,
-                              divisor_tensor))
+    call, labels, divisor = read(_NAME, logits, "logits", logits, "logits", logits.shape[-1], top_values, top_indices,
+                                 **options)
+    return _loss(call, Inputs(logits, top_values, top_indices, labels, class_weights, row_weights, row_mask, divisor))
 
 
 def _loss(call, inputs):

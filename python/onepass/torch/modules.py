@@ -43,20 +43,6 @@ class KLDivProbsLoss(torch.nn.Module):
 
 # ---- the head --------------------------------------------------------------------------------------------------------
 
-_GLOBAL_HOOKS = [getattr(nn.modules.module, "_global" + name)
-                 for name in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-                 if hasattr(nn.modules.module, "_global" + name)]
-
-
-def _is_stock(module, kind):
-    """True if calling the module does what its class says, and nothing else, as far as can be seen."""
-    if not route.sees_into_modules():
-        return False
-    state = module.__dict__
-    return type(module) is kind and "forward" not in state and not (
-        state["_forward_hooks"] or state["_forward_pre_hooks"] or state["_backward_hooks"]
-        or state.get("_backward_pre_hooks"))
-
 
 def _tensors_of(module, *names):
     """Attributes of a stock module. Where nobody follows, they are looked up where modules have them, in a fifth of the
@@ -72,7 +58,7 @@ def _dimension_of(softmax):
     """What softmax is taken over; None if calling the module does more."""
     if isinstance(softmax, int):
         return softmax
-    return softmax.dim if _is_stock(softmax, nn.Softmax) else None
+    return softmax.dim if route.is_stock(softmax, nn.Softmax) else None
 
 
 def _is_over_features(dimension, input):
@@ -96,8 +82,8 @@ def linear_batch_norm_softmax_of(input, gemm, bn, scale, softmax, exact_fp32=Fal
     softmax                       nn.Softmax, or its dimension
     process_group                 of an nn.BatchNorm1d, whose batch statistics are synchronised
     """
-    is_stock = _is_stock(bn, nn.BatchNorm1d) or _is_stock(bn, nn.SyncBatchNorm)
-    if (not (_is_stock(gemm, nn.Linear) and is_stock) or any(_GLOBAL_HOOKS)
+    is_stock = route.is_stock(bn, nn.BatchNorm1d) or route.is_stock(bn, nn.SyncBatchNorm)
+    if (not (route.is_stock(gemm, nn.Linear) and is_stock) or route.has_global_hooks()
             or not _is_over_features(_dimension_of(softmax), input)):
         prepared_weights.refuse_in_torch("head", prepared)
         if process_group is not None and not isinstance(bn, nn.SyncBatchNorm):

@@ -154,6 +154,26 @@ def sees_into_modules():
     return VERSION >= (2, 4) or not is_compiling()
 
 
+_GLOBAL_HOOKS = [getattr(torch.nn.modules.module, "_global" + name)
+                 for name in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+                 if hasattr(torch.nn.modules.module, "_global" + name)]
+
+
+def has_global_hooks():
+    """True if there are hooks that every module calls."""
+    return any(_GLOBAL_HOOKS)
+
+
+def is_stock(module, kind):
+    """True if calling the module does what its class says, and nothing else, as far as can be seen."""
+    if not sees_into_modules():
+        return False
+    state = module.__dict__
+    return type(module) is kind and "forward" not in state and not (
+        state["_forward_hooks"] or state["_forward_pre_hooks"] or state["_backward_hooks"]
+        or state.get("_backward_pre_hooks"))
+
+
 def wants_gradients(*tensors):
     if torch.is_grad_enabled():
         for tensor in tensors:
