@@ -142,7 +142,7 @@ def _head_kept_meta(input, weight, bias, gamma, beta, scale, *rest):
                  lambda: "head: weight: shape %s does not fit input %s; it must have as many columns" %
                  (list(weight.shape), list(input.shape)))
     call = _call(*rest)
-    return empty_results(input, weight, call.dtype) + _updated(input, call)
+    return empty_results(input, weight, call.dtype, route.empty_fake) + _updated(input, call)
 
 
 def _head_meta(*arguments):
@@ -156,7 +156,8 @@ def _head_backward(upstream, *arguments):
 
 def _head_backward_meta(upstream, output, product, mean, rstd, input, weight, bias, gamma, beta, scale, training, needs,
                         exact_fp32=False):
-    return route.all_results(upstream, empty_gradients(upstream, input, weight, bias, gamma, beta, scale, needs))
+    return route.all_results(upstream, empty_gradients(upstream, input, weight, bias, gamma, beta, scale, needs,
+                                                       route.empty_fake))
 
 
 class TracedHead(Head):
