@@ -2,7 +2,7 @@
 
 route.py says which way a call goes: to the library, to onepass::linear in PyTorch's dispatcher, or to
 torch.nn.functional.linear, which also gets what PyTorch itself would refuse. Before that, _native.linear takes what
-needs none of this file: plain tensors on the CPU, no gradient, nobody who looks on.
+needs none of this: plain tensors on the CPU and nobody who looks on. Without gradients it makes the output itself.
 
 Backward keeps what the gradients asked for are made of: the input for that to the weight, the weight for that to the
 input. Derivatives of higher order are PyTorch's operations.
@@ -169,6 +169,8 @@ def linear(input, weight, bias=None, *, exact_fp32=False, prepared=None):
     """
     if route.HAS_PLAIN and prepared is None and not route.is_compiling() and forward_ad._current_level < 0:
         output = _native.linear(library.LINEAR, input, weight, bias)
+        if output is True:
+            return Linear.apply(input, weight, bias, exact_fp32, None)
         if output is not None:
             return output
     tensors = input, weight, bias
