@@ -264,6 +264,14 @@ _INFINITY = float("inf")  # compared with: torch.compile does not follow math.is
 _CPU_AUTOCAST_KEEPS_HALF = route.VERSION >= (1, 12)
 
 
+def _is_scale(tensor, features):
+    """True of one element or one per feature, with at most a dimension of 1 before it."""
+    dimensions = tensor.dim()
+    if dimensions == 2 and tensor.shape[0] != 1:
+        return False
+    return dimensions == 0 or (dimensions <= 2 and tensor.shape[-1] in (1, features))
+
+
 def _fits(input, weight, bias, running_mean, running_var, gamma, beta, scale, training, momentum, eps, count, autocast,
           synchronised):
     """True for what the library computes as PyTorch would."""
@@ -282,8 +290,7 @@ def _fits(input, weight, bias, running_mean, running_var, gamma, beta, scale, tr
         if parameter is not None and (parameter.shape != feature or not (
                 parameter.dtype is dtype or parameter.dtype is beside)):
             return False
-    if scale is not None and (scale.dtype not in route.FLOATS or tuple(scale.shape) not in (
-            (), (1,), (1, 1), (feature[0],), (1, feature[0]))):
+    if scale is not None and not (scale.dtype in route.FLOATS and _is_scale(scale, feature[0])):
         return False
     if (running_mean is None) != (running_var is None) or not 0 <= eps < _INFINITY:
         return False
