@@ -155,8 +155,10 @@ class KL(torch.autograd.Function):
         elif made is None:
             grads = _gradients(call, upstream, predictions, targets, row_weights, row_mask, needs)
         else:
-            grads = _gradients(call, upstream, predictions, targets, row_weights, row_mask, needs, made[:2], made[2])
-            _came(upstream)
+            grads, made_for = made[:2], made[2]
+            if not route.is_same_number(upstream, made_for):
+                _gradients(call, upstream, predictions, targets, row_weights, row_mask, needs, grads, made_for)
+                _came(upstream)
         return grads[0], grads[1], None, None, None
 
 

@@ -234,7 +234,8 @@ def _divergence(name, divergence, mixture, predictions, targets, reduction, *, t
     if targets.device != predictions.device:
         raise errors.InvalidArgument("%s: targets: device %s; it must be that of predictions, %s" % (
             name, targets.device, predictions.device))
-    shape, width = predictions.shape[:-1], predictions.shape[-1]
+    *shape, width = predictions.shape
+    shape = tuple(shape)
     classes = width if process_group is None else math.inf  # of a group, those of all ranks: not known yet
     columns = columns_of(name, columns, classes)
     if labels is not None:
@@ -371,12 +372,13 @@ def tv_logits(predictions, targets, reduction="batchmean", **options):
 
 def _classes_last(name, input, target, class_dim):
     """(input with its classes in the last dimension, whether targets are probabilities, targets of that order)."""
-    if input.dim() == 1:
+    dimensions = input.dim()
+    if dimensions == 1:
         class_dim = 0
-    elif not -input.dim() <= class_dim < input.dim():
-        raise errors.InvalidArgument("%s: class_dim: %d; input has %d dimensions" % (name, class_dim, input.dim()))
+    elif not -dimensions <= class_dim < dimensions:
+        raise errors.InvalidArgument("%s: class_dim: %d; input has %d dimensions" % (name, class_dim, dimensions))
     are_probabilities = target.is_floating_point() and target.shape == input.shape
-    if class_dim % input.dim() == input.dim() - 1:
+    if class_dim % dimensions == dimensions - 1:
         return input, are_probabilities, target
     return (input.movedim(class_dim, -1), are_probabilities,
             target.movedim(class_dim, -1) if are_probabilities else target)
@@ -417,7 +419,8 @@ def cross_entropy(input, target, weight=None, size_average=None, ignore_index=-1
     if not isinstance(target, torch.Tensor):
         raise TypeError("%s: target: %s; it must be a torch.Tensor" % (name, type(target).__name__))
     predictions, are_probabilities, target = _classes_last(name, input, target, class_dim)
-    shape, width = predictions.shape[:-1], predictions.shape[-1]
+    *shape, width = predictions.shape
+    shape = tuple(shape)
     classes = width if process_group is None else math.inf  # of a group, those of all ranks: not known yet
     columns = columns_of(name, columns, classes)
     if are_probabilities:

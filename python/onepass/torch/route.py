@@ -242,12 +242,19 @@ def workspace(tensor, size):
     return (made,) if _operators else made
 
 
+def is_same_number(a, b):
+    """True if the host knows that two tensors of one number are equal. It looks on the CPU; on a GPU it would wait."""
+    return not a.is_cuda and a.item() == b.item()
+
+
 _scalars = {}  # {(device, dtype): tensor}
 
 
 def empty_scalar(tensor, dtype):
-    """An uninitialised 0-d tensor on the device of a tensor that is not a fake one. torch.empty_like is PyTorch's
-    cheapest way to a new tensor."""
+    """An uninitialised 0-d tensor on the device of a tensor that is not a fake one. On a GPU torch.empty_like is
+    PyTorch's cheapest way to a new tensor."""
+    if not tensor.is_cuda:
+        return _empty_on_cpu((), (), dtype)
     key = tensor.device, dtype
     model = _scalars.get(key)
     if model is None:
