@@ -35,6 +35,8 @@ def is_served(logits):
 
 def way(call, inputs):
     """The way of a call."""
+    if not is_served(inputs.predictions):
+        return route.TRANSFORMED
     if call.form != losses_reference.LABELS and not call.divergence_weight:  # to the library, 0 is the default
         return route.TRANSFORMED
     return route.way(inputs)
