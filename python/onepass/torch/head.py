@@ -267,9 +267,10 @@ _CPU_AUTOCAST_KEEPS_HALF = route.VERSION >= (1, 12)
 def _is_scale(tensor, features):
     """True of one element or one per feature, with at most a dimension of 1 before it."""
     dimensions = tensor.dim()
-    if dimensions == 2 and tensor.shape[0] != 1:
-        return False
-    return dimensions == 0 or (dimensions <= 2 and tensor.shape[-1] in (1, features))
+    if dimensions == 0:
+        return True
+    last = tensor.shape[-1]
+    return (dimensions == 1 or (dimensions == 2 and tensor.shape[0] == 1)) and (last == 1 or last == features)
 
 
 def _fits(input, weight, bias, running_mean, running_var, gamma, beta, scale, training, momentum, eps, count, autocast,

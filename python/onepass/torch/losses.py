@@ -234,8 +234,7 @@ def _divergence(name, divergence, mixture, predictions, targets, reduction, *, t
     if targets.device != predictions.device:
         raise errors.InvalidArgument("%s: targets: device %s; it must be that of predictions, %s" % (
             name, targets.device, predictions.device))
-    *shape, width = predictions.shape
-    shape = tuple(shape)
+    shape, width = predictions.shape[:-1], predictions.shape[-1]
     classes = width if process_group is None else math.inf  # of a group, those of all ranks: not known yet
     columns = columns_of(name, columns, classes)
     if labels is not None:
@@ -419,8 +418,7 @@ def cross_entropy(input, target, weight=None, size_average=None, ignore_index=-1
     if not isinstance(target, torch.Tensor):
         raise TypeError("%s: target: %s; it must be a torch.Tensor" % (name, type(target).__name__))
     predictions, are_probabilities, target = _classes_last(name, input, target, class_dim)
-    *shape, width = predictions.shape
-    shape = tuple(shape)
+    shape, width = predictions.shape[:-1], predictions.shape[-1]
     classes = width if process_group is None else math.inf  # of a group, those of all ranks: not known yet
     columns = columns_of(name, columns, classes)
     if are_probabilities:

@@ -62,7 +62,7 @@ def _parts_of(module, kind, *names):
     """Tensors and modules that are attributes of a module. Where nobody follows and the module is of this very class,
     which has none of these names, they are looked up where modules have them, in a fifth of the time; one that somebody
     put elsewhere is asked for by its name."""
-    if type(module) is not kind or route.is_compiling():
+    if route.is_compiling() or type(module) is not kind:
         return [getattr(module, name) for name in names]
     state = module.__dict__
     found = {**state["_modules"], **state["_buffers"], **state["_parameters"]}
@@ -140,7 +140,10 @@ class LinearBatchNormSoftmax(nn.Module):
         self.exact_fp32 = exact_fp32
 
     def forward(self, input):
-        gemm, bn, scale = _parts_of(self, LinearBatchNormSoftmax, "gemm", "bn", "scale")
+        if route.is_compiling():
+            gemm, bn, scale = self.gemm, self.bn, self.scale
+        else:
+            gemm, bn, scale = _parts_of(self, LinearBatchNormSoftmax, "gemm", "bn", "scale")
         group = head_sync.group_of(self.process_group) if self.is_synchronised and bn.training else None
         return linear_batch_norm_softmax_of(input, gemm, bn, scale, 1, self.exact_fp32, self.prepared, group)
 
