@@ -1,8 +1,8 @@
 """Losses from logits, as calls of the library: autograd's function and the operators of PyTorch's dispatcher.
 
 As kl_div's (kl.py), an eager forward makes the gradients in the same pass as the value, for the upstream gradient that
-the last backward of such a loss came with, at first 1; backward has the library compare the two. The gradient of
-unreduced losses is made in backward, from the rows' upstream gradients.
+the last backward of such a loss came with, at first 1; backward compares the two. The gradient of unreduced losses is
+made in backward, from the rows' upstream gradients.
 
 In a compiled graph one operator, onepass::logits_loss_with_gradients, makes value and gradients for an upstream
 gradient of 1, and backward multiplies them. Not so for float16, whose small gradients would be lost before a gradient
