@@ -1,8 +1,8 @@
 /*
  * Plain tensors: strided memory of torch.Tensor's or torch.nn.Parameter's own class. Whether tensors are, for the
  * router; and a linear layer of such tensors on the CPU in one crossing: whether the call is one, whether it wants
- * gradients, its output, its product. Neither ever refuses a call: for any other the answer is no, nothing has happened,
- * and Python, which knows every way a call may go, begins.
+ * gradients, its output, its product. Neither ever refuses a call: for any other the answer is no, nothing has
+ * happened, and Python, which knows every way a call may go, begins.
  */
 #include "native.h"
 
