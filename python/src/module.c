@@ -64,7 +64,7 @@ static PyObject *info(PyObject *module, PyObject *const *arguments, Py_ssize_t c
 static PyMethodDef functions[] = {
     {"call", FASTCALL(native_call), "call(index, *tensors, *options, products, threads, workspace): see native.h."},
     {"workspace_size", FASTCALL(native_workspace_size), "workspace_size(index, *tensors, *options, products, threads)"},
-    {"linear", FASTCALL(native_linear), "linear(index, input, weight, bias): the output, or None: see native.h."},
+    {"linear", FASTCALL(native_linear), "linear(index, input, weight, bias): the output, True or None: see native.h."},
     {"are_plain", native_are_plain, METH_O, "True if all tensors of a tuple are plain: see native.h."},
     {"register_plain", FASTCALL(native_register_plain), "What are_plain and linear ask: see native.h."},
     {"operators", native_operators, METH_NOARGS, "{name: (index, names of the tensors, names of the options)}"},

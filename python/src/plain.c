@@ -1,8 +1,8 @@
 /*
  * Plain tensors: strided memory of torch.Tensor's or torch.nn.Parameter's own class. Whether tensors are, for the
- * router; and a linear layer of such tensors on the CPU in one crossing: whether the call is one, its output, its
- * product. Neither ever refuses a call: for any other the answer is no, nothing has happened, and Python, which knows
- * every way a call may go, begins.
+ * router; and a linear layer of such tensors on the CPU in one crossing: whether the call is one, whether it wants
+ * gradients, its output, its product. Neither ever refuses a call: for any other the answer is no, nothing has
+ * happened, and Python, which knows every way a call may go, begins.
  */
 #include "native.h"
 
@@ -203,19 +203,24 @@ static PyObject *multiply(PyObject *index, PyObject *like, const onepass_tensor 
     return output;
 }
 
-/*
- * 1 if nobody but the library needs to see a call with these tensors, 0 if somebody does, -1 with an exception set. The
- * guards come first: a mode sees attributes that are asked for, too.
- */
+/* 1 if nobody but the library and autograd needs to see a call with these tensors, 0 if somebody does, -1 with an
+ * exception set. */
 static int is_unseen(PyObject *const *tensors)
 {
     int is_seen = is_watched();
-    if (is_seen == 0)
-        is_seen = wants_gradients(tensors);
     for (int i = 0; i < TENSORS && is_seen == 0; i++)
         if (tensors[i] != Py_None)
             is_seen = is_negated(tensors[i]);
     return is_seen < 0 ? -1 : !is_seen;
+}
+
+/* The output, or True if a gradient is wanted. The guards have been asked: a mode sees attributes that are, too. */
+static PyObject *output_or_true(PyObject *index, PyObject *const *tensors, const onepass_tensor *const *views)
+{
+    int wants = wants_gradients(tensors);
+    if (wants != 0)
+        return wants < 0 ? NULL : PyBool_FromLong(1);
+    return multiply(index, tensors[INPUT], views);
 }
 
 PyObject *native_linear(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
@@ -241,7 +246,7 @@ PyObject *native_linear(PyObject *module, PyObject *const *arguments, Py_ssize_t
         is_one = is_unseen(tensors);
     else
         is_one = 0;
-    PyObject *output = is_one > 0 ? multiply(arguments[0], tensors[INPUT], views) : NULL;
+    PyObject *output = is_one > 0 ? output_or_true(arguments[0], tensors, views) : NULL;
     while (read > 0)
         native_release(&seen[--read]);
     if (is_one != 0)

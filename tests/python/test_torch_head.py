@@ -87,6 +87,25 @@ OPTIONS = [{}, {"bias": False}, {"affine": False}, {"bias": False, "affine": Fal
            {"scale_shape": ()}, {"scale_shape": (9,)}, {"scale_shape": (1, 9)}, {"scale_shape": (1, 1)}]
 
 
+def test_shapes_of_a_scale(calls):  # noqa: F811
+    """The library gets those that broadcast as one number or one per feature; PyTorch's operations get the others."""
+    x, weight, state = torch.rand(4, 3), torch.rand(5, 3), (torch.rand(5), torch.rand(5) + 0.5)
+    served = (), (1,), (5,), (1, 1), (1, 5)
+    for shape in served + ((4, 1), (4, 5), (1, 1, 1), (1, 1, 5), (0,), (2,), (5, 1)):
+        del calls[:]
+        scale = torch.rand(shape)
+        arguments = x, weight, None, *state, None, None, scale, False, 0.1, 1e-5
+        try:
+            expected = torch.softmax(scale * F.batch_norm(F.linear(x, weight), *state), 1)
+        except RuntimeError:
+            with pytest.raises(RuntimeError):
+                linear_batch_norm_softmax(*arguments)
+        else:
+            found = linear_batch_norm_softmax(*arguments)
+            assert found.shape == expected.shape and torch.allclose(found, expected, rtol=1e-4, atol=0)
+        assert bool(calls) == (shape in served), shape
+
+
 @pytest.mark.parametrize("train", [True, False], ids=["train", "eval"])
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_options(options, train, calls):

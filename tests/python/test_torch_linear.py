@@ -243,7 +243,7 @@ def test_symbolic_trace():
 
 
 def plain(*tensors):
-    """The output, or None: the call is somebody else's."""
+    """The output; True: autograd is to see the call; None: it is somebody else's."""
     return _native.linear(library.LINEAR, *tensors)
 
 
@@ -315,7 +315,6 @@ def a_dispatch_mode():
 
 X, W, B = torch.arange(6.0).reshape(2, 3), torch.arange(12.0).reshape(4, 3) - 5, torch.arange(4.0)
 OTHERS = {
-    "gradients": lambda: (X, W.clone().requires_grad_(), B),
     "a class": lambda: (X.as_subclass(Class), W, B),
     "a class of the bias": lambda: (X, W, B.as_subclass(Class)),
     "negated": lambda: (torch.complex(X, X).conj().imag, W, B),
@@ -365,6 +364,32 @@ def test_are_plain(name):
     for rest in ((None,), (torch.nn.Parameter(W), None)):
         assert _native.are_plain(tensors + rest) == (expected and route.HAS_PLAIN)
     assert not _native.are_plain(tensors + (X.to("meta"),)) and not _native.are_plain(tensors + (1.0,))
+
+
+@pytest.mark.parametrize("wanted", [(0,), (1,), (2,), (0, 1, 2)], ids=str)
+def test_plain_calls_that_want_gradients(wanted, monkeypatch):
+    """They are known by the same crossing; outputs and gradients have the bits and the layout of the longer way."""
+    tensors = draw(samples.random("plain gradients %s" % (wanted,)), (4, 6), 5)
+    for i in range(3):
+        tensors[i].requires_grad_(i in wanted)
+    assert plain(*tensors) is (True if route.HAS_PLAIN else None)
+    with torch.no_grad():
+        assert isinstance(plain(*tensors), torch.Tensor) == route.HAS_PLAIN
+    negated = torch.complex(tensors[0], tensors[0]).conj().imag
+    assert plain(negated, *tensors[1:]) is None
+    upstream = torch.randn(4, 5, generator=samples.random("plain upstream")).to(tensors[0].dtype)
+
+    def made():
+        output = onepass.torch.linear(*tensors)
+        return (output,) + torch.autograd.grad(output, [tensors[i] for i in wanted], upstream)
+
+    found = made()
+    with monkeypatch.context() as patch:
+        patch.setattr(_native, "linear", lambda *arguments: None)
+        expected = made()
+    assert type(found[0].grad_fn) is type(expected[0].grad_fn)
+    for a, b in zip(found, expected):
+        assert torch.equal(a, b) and a.stride() == b.stride()
 
 
 @needs_func

@@ -2,6 +2,7 @@
 torch.compile, torch.export, traces, modes and tensor classes."""
 
 import io
+import math
 import threading
 
 import pytest
@@ -39,15 +40,29 @@ def losses(x, y, labels):
 
 def test_one_pass(monkeypatch):
     """Forward makes value and gradient in one call; backward hands it over if the upstream gradient is the expected
-    one, else makes it anew; either way with the same bits."""
+    one, which the host sees on the CPU, else has it made anew; either way with the same bits."""
     x, y, labels = inputs_of("one pass")
     seen = watched(monkeypatch, "divergence_logits_logits", "cross_entropy_logits_labels")
     monkeypatch.setattr(losses_call, "_expected", {})
     for function, of in ((lambda: onepass.torch.kl_div_logits(x, y), (x, y)), (lambda: cross_entropy(x, labels), (x,))):
-        seen.clear()
         plain = torch.autograd.grad(function(), of)
-        assert len(seen) == 2 and seen[0][1][9] is seen[1][1][9] is plain[0]  # grad_predictions
-        assert seen[1][1][6] is not None and seen[1][1][8] is None  # made for; no value
+        for factor, calls in ((1.0, 1), (3.0, 2), (3.0, 1), (0.0, 2), (0.0, 1), (math.inf, 2), (math.inf, 1),
+                              (math.nan, 2), (math.nan, 2), (1.0, 2)):
+            seen.clear()
+            found = torch.autograd.grad(function(), of, torch.tensor(factor))
+            assert len(seen) == calls and all(arguments[9] is found[0] for _, arguments in seen)  # grad_predictions
+            assert seen[0][1][8] is not None  # the value
+            if calls == 2:
+                assert seen[1][1][6] is not None and seen[1][1][8] is None  # made for; no value
+            if math.isnan(factor):
+                assert all(bool(a[b != 0].isnan().all()) and bool(b.any()) for a, b in zip(found, plain))
+            elif factor == 1.0:
+                assert all(map(torch.equal, found, plain))
+            elif factor == 0.0:
+                assert not any(bool(gradient.any()) for gradient in found)
+            elif factor == 3.0:
+                for a, b in zip(found, plain):
+                    assert_near(a, 3 * b, steps=4)
         for factor in (3.0, 3.0, 0.5):
             found = torch.autograd.grad(factor * function(), of)
             retained = function()

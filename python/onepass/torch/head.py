@@ -142,7 +142,7 @@ def _head_kept_meta(input, weight, bias, gamma, beta, scale, *rest):
                  lambda: "head: weight: shape %s does not fit input %s; it must have as many columns" %
                  (list(weight.shape), list(input.shape)))
     call = _call(*rest)
-    return empty_results(input, weight, call.dtype) + _updated(input, call)
+    return empty_results(input, weight, call.dtype, route.empty_fake) + _updated(input, call)
 
 
 def _head_meta(*arguments):
@@ -156,7 +156,8 @@ def _head_backward(upstream, *arguments):
 
 def _head_backward_meta(upstream, output, product, mean, rstd, input, weight, bias, gamma, beta, scale, training, needs,
                         exact_fp32=False):
-    return route.all_results(upstream, empty_gradients(upstream, input, weight, bias, gamma, beta, scale, needs))
+    return route.all_results(upstream, empty_gradients(upstream, input, weight, bias, gamma, beta, scale, needs,
+                                                       route.empty_fake))
 
 
 class TracedHead(Head):
@@ -263,6 +264,15 @@ _INFINITY = float("inf")  # compared with: torch.compile does not follow math.is
 _CPU_AUTOCAST_KEEPS_HALF = route.VERSION >= (1, 12)
 
 
+def _is_scale(tensor, features):
+    """True of one element or one per feature, with at most a dimension of 1 before it."""
+    dimensions = tensor.dim()
+    if dimensions == 0:
+        return True
+    last = tensor.shape[-1]
+    return (dimensions == 1 or (dimensions == 2 and tensor.shape[0] == 1)) and (last == 1 or last == features)
+
+
 def _fits(input, weight, bias, running_mean, running_var, gamma, beta, scale, training, momentum, eps, count, autocast,
           synchronised):
     """True for what the library computes as PyTorch would."""
@@ -281,8 +291,7 @@ def _fits(input, weight, bias, running_mean, running_var, gamma, beta, scale, tr
         if parameter is not None and (parameter.shape != feature or not (
                 parameter.dtype is dtype or parameter.dtype is beside)):
             return False
-    if scale is not None and (scale.dtype not in route.FLOATS or tuple(scale.shape) not in (
-            (), (1,), (1, 1), (feature[0],), (1, feature[0]))):
+    if scale is not None and not (scale.dtype in route.FLOATS and _is_scale(scale, feature[0])):
         return False
     if (running_mean is None) != (running_var is None) or not 0 <= eps < _INFINITY:
         return False

@@ -2,8 +2,6 @@
 
 from collections import namedtuple
 
-import torch
-
 from onepass import _native, library
 from onepass.torch import prepared_weights, route
 
@@ -29,12 +27,11 @@ def mark_as_written(*tensors):
             tensor.t_()
 
 
-def empty_results(input, weight, dtype):
+def empty_results(input, weight, dtype, empty=route.empty):
     """(output, product, mean, rstd) without their numbers."""
-    rows, columns = input.shape[0], weight.shape[0]
-    computed = route.computed_dtype(input)
-    mean, rstd = input.new_empty((columns,), dtype=computed), input.new_empty((columns,), dtype=computed)
-    return (input.new_empty((rows, columns), dtype=dtype), input.new_empty((rows, columns), dtype=computed), mean, rstd)
+    rows, columns, computed = input.shape[0], weight.shape[0], route.computed_dtype(input)
+    return (empty(input, (rows, columns), dtype), empty(input, (rows, columns), computed),
+            empty(input, (columns,), computed), empty(input, (columns,), computed))
 
 
 def forward(input, weight, bias, gamma, beta, scale, call, keep):
@@ -44,7 +41,7 @@ def forward(input, weight, bias, gamma, beta, scale, call, keep):
     if keep:
         results = empty_results(input, weight, call.dtype)
     else:
-        results = (route.empty_matrix(input, input.shape[0], weight.shape[0], call.dtype), None, None, None)
+        results = (route.empty(input, (input.shape[0], weight.shape[0]), call.dtype), None, None, None)
     if call.training:
         mark_as_written(call.running_mean, call.running_var, call.batches_tracked)
     # Running statistics that are only read have no momentum.
@@ -56,12 +53,13 @@ def forward(input, weight, bias, gamma, beta, scale, call, keep):
     return results
 
 
-def empty_gradients(upstream, input, weight, bias, gamma, beta, scale, needs):
+def empty_gradients(upstream, input, weight, bias, gamma, beta, scale, needs, empty=route.empty):
     """Gradients without their numbers, None where not asked for: that to the input has its shape from the weight, and
     the other way round."""
-    return [upstream.new_empty((upstream.shape[0], weight.shape[1]), dtype=weight.dtype) if needs[0] else None,
-            upstream.new_empty((upstream.shape[1], input.shape[1]), dtype=input.dtype) if needs[1] else None] + [
-                torch.empty_like(tensor, memory_format=torch.contiguous_format) if need else None
+    rows, columns = upstream.shape
+    return [empty(upstream, (rows, weight.shape[1]), weight.dtype) if needs[0] else None,
+            empty(upstream, (columns, input.shape[1]), input.dtype) if needs[1] else None] + [
+                empty(tensor, (*tensor.shape,), tensor.dtype) if need else None
                 for tensor, need in zip((bias, gamma, beta, scale), needs[2:])]
 
 

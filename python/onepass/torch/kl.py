@@ -5,11 +5,11 @@ with rules for torch.func and forward mode.
 
 An eager forward makes the gradients in the same pass as the value, for the upstream gradient it expects: the one the
 last backward on this device and stream came with (a weighted loss, a gradient scaler and gradient accumulation give the
-same one step after step), at first 1. Backward has the library compare the two where they are, so that the host neither
-reads nor waits; if they are equal nothing is left to do. Otherwise, and in every further backward through the same
-graph, the gradients are made from the inputs. What is expected changes the time a step takes, never its bits. Gradients
-of small tensors are left to backward: reading those again costs less than keeping them. In a compiled graph forward
-makes them for 1. The other ways are two passes.
+same one step after step), at first 1. Backward compares the two: on the CPU the host does, elsewhere the library, where
+they are, so that the host neither reads nor waits. If they are equal nothing is left to do. Otherwise, and in every
+further backward through the same graph, the gradients are made from the inputs. What is expected changes the time a step
+takes, never its bits. Gradients of small tensors are left to backward: reading those again costs less than keeping them.
+In a compiled graph forward makes them for 1. The other ways are two passes.
 """
 
 import warnings
@@ -155,8 +155,10 @@ class KL(torch.autograd.Function):
         elif made is None:
             grads = _gradients(call, upstream, predictions, targets, row_weights, row_mask, needs)
         else:
-            grads = _gradients(call, upstream, predictions, targets, row_weights, row_mask, needs, made[:2], made[2])
-            _came(upstream)
+            grads, made_for = made[:2], made[2]
+            if not route.is_same_number(upstream, made_for):
+                _gradients(call, upstream, predictions, targets, row_weights, row_mask, needs, grads, made_for)
+                _came(upstream)
         return grads[0], grads[1], None, None, None
 
 

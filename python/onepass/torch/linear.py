@@ -2,7 +2,7 @@
 
 route.py says which way a call goes: to the library, to onepass::linear in PyTorch's dispatcher, or to
 torch.nn.functional.linear, which also gets what PyTorch itself would refuse. Before that, _native.linear takes what
-needs none of this file: plain tensors on the CPU, no gradient, nobody who looks on.
+needs none of this: plain tensors on the CPU and nobody who looks on. Without gradients it makes the output itself.
 
 Backward keeps what the gradients asked for are made of: the input for that to the weight, the weight for that to the
 input. Derivatives of higher order are PyTorch's operations.
@@ -25,28 +25,28 @@ def _forward(input, weight, bias, exact_fp32=False, prepared=None):
     """The output. prepared: the planes of prepared_weights.py."""
     products = route.products(input, exact_fp32)
     prepared_weights.check("linear", weight, prepared, products)
-    output = input.new_empty(*input.shape[:-1], weight.shape[0])  # extents one by one: the quicker way in
+    output = route.empty(input, (*input.shape[:-1], weight.shape[0]), input.dtype)
     library.call(library.LINEAR, input, weight, bias, prepared, output, products, route.threads(), route.workspace)
     return output
 
 
-def _empty_gradients(upstream, input, weight, to_bias):
+def _empty_gradients(upstream, input, weight, to_bias, empty=route.empty):
     """Gradients to input, weight and bias without their numbers; None where not asked for. Asked for is that to the
     input if there is a weight, that to the weight if there is an input."""
-    columns = upstream.shape[-1]
-    return (None if weight is None else upstream.new_empty(upstream.shape[:-1] + weight.shape[1:]),
-            None if input is None else upstream.new_empty((columns, input.shape[-1])),
-            upstream.new_empty((columns,)) if to_bias else None)
+    *rows, columns = upstream.shape
+    dtype = upstream.dtype
+    return (None if weight is None else empty(upstream, (*rows, weight.shape[1]), dtype),
+            None if input is None else empty(upstream, (columns, input.shape[-1]), dtype),
+            empty(upstream, (columns,), dtype) if to_bias else None)
 
 
 def _gradients(upstream, input, weight, to_bias, exact_fp32=False):
     """The same with their numbers."""
     made = _empty_gradients(upstream, input, weight, to_bias)
-    depth = weight.shape[1:] if input is None and weight is not None else (1,) if input is None else input.shape[-1:]
     if input is None:
-        input = route.stand_in(upstream, upstream.shape[:-1] + depth)
+        input = route.stand_in(upstream, upstream.shape[:-1] + ((1,) if weight is None else weight.shape[1:]))
     if weight is None:
-        weight = route.stand_in(upstream, upstream.shape[-1:] + depth)
+        weight = route.stand_in(upstream, upstream.shape[-1:] + input.shape[-1:])
     library.call(library.LINEAR_BACKWARD, input, weight, upstream, *made, route.products(upstream, exact_fp32),
                  route.threads(), route.workspace)
     return made
@@ -135,7 +135,7 @@ if route.HAS_TRACED:  # the dispatcher leaves out an argument that has its defau
                  "bool exact_fp32=False) -> (Tensor, Tensor, Tensor)",
                  lambda upstream, *rest: route.all_results(upstream, _gradients(upstream, *rest)),
                  lambda upstream, input, weight, to_bias, exact_fp32=False: route.all_results(
-                     upstream, _empty_gradients(upstream, input, weight, to_bias)))
+                     upstream, _empty_gradients(upstream, input, weight, to_bias, route.empty_fake)))
 
 
 # ---- the function ----------------------------------------------------------------------------------------------------
@@ -169,6 +169,8 @@ def linear(input, weight, bias=None, *, exact_fp32=False, prepared=None):
     """
     if route.HAS_PLAIN and prepared is None and not route.is_compiling() and forward_ad._current_level < 0:
         output = _native.linear(library.LINEAR, input, weight, bias)
+        if output is True:
+            return Linear.apply(input, weight, bias, exact_fp32, None)
         if output is not None:
             return output
     tensors = input, weight, bias

@@ -379,12 +379,13 @@ def tv_logits(predictions, targets, reduction="batchmean", **options):
 
 def _classes_last(name, input, target, class_dim):
     """(input with its classes in the last dimension, whether targets are probabilities, targets of that order)."""
-    if input.dim() == 1:
+    dimensions = input.dim()
+    if dimensions == 1:
         class_dim = 0
-    elif not -input.dim() <= class_dim < input.dim():
-        raise errors.InvalidArgument("%s: class_dim: %d; input has %d dimensions" % (name, class_dim, input.dim()))
+    elif not -dimensions <= class_dim < dimensions:
+        raise errors.InvalidArgument("%s: class_dim: %d; input has %d dimensions" % (name, class_dim, dimensions))
     are_probabilities = target.is_floating_point() and target.shape == input.shape
-    if class_dim % input.dim() == input.dim() - 1:
+    if class_dim % dimensions == dimensions - 1:
         return input, are_probabilities, target
     return (input.movedim(class_dim, -1), are_probabilities,
             target.movedim(class_dim, -1) if are_probabilities else target)

@@ -1,8 +1,8 @@
 """Losses from logits, as calls of the library: autograd's function and the operators of PyTorch's dispatcher.
 
 As kl_div's (kl.py), an eager forward makes the gradients in the same pass as the value, for the upstream gradient that
-the last backward of such a loss came with, at first 1; backward has the library compare the two. The gradient of
-unreduced losses is made in backward, from the rows' upstream gradients.
+the last backward of such a loss came with, at first 1; backward compares the two. The gradient of unreduced losses is
+made in backward, from the rows' upstream gradients.
 
 In a compiled graph one operator, onepass::logits_loss_with_gradients, makes value and gradients for an upstream
 gradient of 1, and backward multiplies them. Not so for float16, whose small gradients would be lost before a gradient
@@ -16,7 +16,8 @@ import torch
 from onepass import _native, errors, library
 from onepass.torch import losses_reference, route
 
-# Numbers as the library takes them, but for outputs: which of losses_reference.OUTPUTS are asked for, a bit for each.
+# Numbers as the library takes them and in its order, in which 1, has_ignore_index, comes before ignore_index; and
+# outputs: which of losses_reference.OUTPUTS are asked for, a bit for each.
 Call = namedtuple("Call", "form reduction semantics divisor temperature softcap columns ignore_index label_weight "
                   "label_smoothing z_loss entropy_bonus divergence mixture divergence_weight target_temperature "
                   "label_temperature target_softcap outputs")
@@ -44,22 +45,26 @@ def way(call, inputs):
 # ---- the library -----------------------------------------------------------------------------------------------------
 
 
-def _empty_value(call, inputs, empty_scalar=route.empty_scalar):
+def _empty_value(call, inputs):
     predictions, dtype = inputs.predictions, losses_reference.value_dtype(inputs.predictions, inputs.targets)
     if call.reduction == _native.ROWS:
-        return predictions.new_empty(predictions.shape[:-1], dtype=dtype)
-    return empty_scalar(predictions, dtype)
+        return route.empty(predictions, tuple(predictions.shape[:-1]), dtype)
+    return route.empty_scalar(predictions, dtype)
 
 
 def _fake_value(call, inputs):
     """The same of tensors that may be fake ones."""
-    return _empty_value(call, inputs, lambda like, dtype: like.new_empty((), dtype=dtype))
+    predictions, dtype = inputs.predictions, losses_reference.value_dtype(inputs.predictions, inputs.targets)
+    return predictions.new_empty(predictions.shape[:-1] if call.reduction == _native.ROWS else (), dtype=dtype)
+
+
+_NO_OUTPUTS = (None,) * len(losses_reference.OUTPUTS)
 
 
 def _empty_outputs(call, inputs):
     """One for each of losses_reference.OUTPUTS, None where not asked for."""
     if not call.outputs:
-        return (None,) * 6
+        return _NO_OUTPUTS
     predictions = inputs.predictions
     dtype, asked = losses_reference.value_dtype(predictions, inputs.targets), losses_reference.outputs_of(call.outputs)
     return tuple(predictions.new_empty(predictions.shape[:-1], dtype=torch.int64 if name == "argmax" else dtype)
@@ -71,18 +76,16 @@ def empty_gradients(inputs, needs):
             torch.empty_like(inputs.targets) if needs[1] else None)
 
 
-def _run(call, inputs, value, gradients, outputs=(None,) * 6, upstream=None, made_for=None):
+def _run(call, inputs, value, gradients, outputs=_NO_OUTPUTS, upstream=None, made_for=None):
     predictions, targets, labels, class_weights, row_weights, row_mask, divisor = inputs
-    common = (predictions, labels, class_weights, row_weights, row_mask, upstream, made_for, divisor, value,
-              gradients[0]) + outputs[:4]
-    numbers = (call.reduction, call.semantics, call.divisor, call.temperature, call.softcap, call.columns, 1,
-               call.ignore_index, call.label_weight, call.label_smoothing, call.z_loss, call.entropy_bonus)
     if call.form == losses_reference.LABELS:
-        library.call(library.CROSS_ENTROPY, *common, *numbers, 0, route.threads(), route.workspace)
+        library.call(library.CROSS_ENTROPY, predictions, labels, class_weights, row_weights, row_mask, upstream,
+                     made_for, divisor, value, gradients[0], *outputs[:4], *call[1:7], 1, *call[7:12], 0,
+                     route.threads(), route.workspace)
         return
-    library.call(library.DIVERGENCE[call.form], *common, targets, gradients[1], *outputs[4:], *numbers,
-                 call.divergence, call.mixture, call.divergence_weight, call.target_temperature,
-                 call.label_temperature, call.target_softcap, 0, route.threads(), route.workspace)
+    library.call(library.DIVERGENCE[call.form], predictions, labels, class_weights, row_weights, row_mask, upstream,
+                 made_for, divisor, value, gradients[0], *outputs[:4], targets, gradients[1], *outputs[4:], *call[1:7],
+                 1, *call[7:18], 0, route.threads(), route.workspace)
 
 
 def empty_results(call, inputs):
@@ -104,7 +107,7 @@ def _forward(call, inputs):
 
 def _forward_with_gradients(call, inputs, gradients, upstream=None):
     """The same; writes the gradients for this upstream gradient, None: 1."""
-    value, outputs = _empty_value(call, inputs), _empty_outputs(call, inputs)
+    value, outputs = empty_results(call, inputs)
     _run(call, inputs, value, gradients, outputs, upstream)
     return value, outputs
 
@@ -117,27 +120,22 @@ def _loss(call):
     return call.form, call.divergence
 
 
-def _key(loss, tensor):
-    place = route.place_of(tensor)
-    return None if place is None else (place, loss)
-
-
 def expect(loss, tensor):
     """The upstream gradient that the gradients of a forward pass are made for: that of the last backward, or 1."""
-    key = _key(loss, tensor)
-    found = _expected.get(key)
+    place = route.place_of(tensor)
+    found = _expected.get((place, loss))
     if found is None:
         found = torch.ones((), device=tensor.device)
-        if key is not None:
-            _expected[key] = found
+        if place is not None:
+            _expected[place, loss] = found
     return found
 
 
 def came(loss, upstream):
     """What expect() has from now on."""
-    key = _key(loss, upstream)
-    if key is not None:
-        _expected[key] = upstream.clone()
+    place = route.place_of(upstream)
+    if place is not None:
+        _expected[place, loss] = upstream.clone()
 
 
 # ---- in place --------------------------------------------------------------------------------------------------------
@@ -188,10 +186,15 @@ class InPlaceLoss(torch.autograd.Function):
 # ---- autograd --------------------------------------------------------------------------------------------------------
 
 
+def _asked_for(value, outputs):
+    """(value, *outputs asked for)"""
+    return (value,) if outputs is _NO_OUTPUTS else (value, *(output for output in outputs if output is not None))
+
+
 def _returned(ctx, value, outputs):
-    outputs = tuple(output for output in outputs if output is not None)
-    ctx.mark_non_differentiable(*outputs)
-    return (value,) + outputs
+    results = _asked_for(value, outputs)
+    ctx.mark_non_differentiable(*results[1:])
+    return results
 
 
 class Loss(torch.autograd.Function):
@@ -232,8 +235,9 @@ class Loss(torch.autograd.Function):
             grads = _gradients(call, inputs, upstream, needs)
         else:
             grads, made_for = made
-            _run(call, inputs, None, grads, upstream=upstream, made_for=made_for)
-            came(_loss(call), upstream)
+            if not route.is_same_number(upstream, made_for):
+                _run(call, inputs, None, grads, upstream=upstream, made_for=made_for)
+                came(_loss(call), upstream)
         return (None,) + grads + (None,) * 5
 
 
@@ -379,8 +383,7 @@ def loss(name, call, inputs, in_place=False):
     if how == route.TRACED:
         return _asked(call, torch.ops.onepass.logits_loss(*inputs, *call))
     if not route.wants_gradients(inputs.predictions, inputs.targets):
-        value, outputs = _forward(call, inputs)
-        return (value,) + tuple(output for output in outputs if output is not None)
+        return _asked_for(*_forward(call, inputs))
     if in_place and inputs.predictions.requires_grad:
         check_in_place(name, call, inputs.predictions)
         return InPlaceLoss.apply(name, call, *inputs)

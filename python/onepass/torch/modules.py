@@ -44,13 +44,14 @@ class KLDivProbsLoss(torch.nn.Module):
 # ---- the head --------------------------------------------------------------------------------------------------------
 
 
-def _tensors_of(module, *names):
-    """Attributes of a stock module. Where nobody follows, they are looked up where modules have them, in a fifth of the
-    time; one that somebody put elsewhere is asked for by its name."""
-    if route.is_compiling():
+def _parts_of(module, kind, *names):
+    """Tensors and modules that are attributes of a module. Where nobody follows and the module is of this very class,
+    which has none of these names, they are looked up where modules have them, in a fifth of the time; one that somebody
+    put elsewhere is asked for by its name."""
+    if route.is_compiling() or type(module) is not kind:
         return [getattr(module, name) for name in names]
     state = module.__dict__
-    found = {**state["_buffers"], **state["_parameters"]}
+    found = {**state["_modules"], **state["_buffers"], **state["_parameters"]}
     return [found[name] if name in found and name not in state else getattr(module, name) for name in names]
 
 
@@ -92,8 +93,8 @@ def linear_batch_norm_softmax_of(input, gemm, bn, scale, softmax, exact_fp32=Fal
         z = bn(gemm(input))
         z = z if scale is None else scale * z
         return torch.softmax(z, softmax) if isinstance(softmax, int) else softmax(z)
-    weight, bias = _tensors_of(gemm, "weight", "bias")
-    gamma, beta, running_mean, running_var = _tensors_of(bn, "weight", "bias", "running_mean", "running_var")
+    weight, bias = _parts_of(gemm, nn.Linear, "weight", "bias")
+    gamma, beta, running_mean, running_var = _parts_of(bn, type(bn), "weight", "bias", "running_mean", "running_var")
     # As nn.BatchNorm1d reads its own attributes, track_running_stats set to False later included.
     uses_running = bn.track_running_stats or not bn.training
     training = bn.training or (running_mean is None and running_var is None)
@@ -125,9 +126,12 @@ class LinearBatchNormSoftmax(nn.Module):
         self.exact_fp32 = exact_fp32
 
     def forward(self, input):
-        group = head_sync.group_of(self.process_group) if self.is_synchronised and self.bn.training else None
-        return linear_batch_norm_softmax_of(input, self.gemm, self.bn, self.scale, 1, self.exact_fp32, self.prepared,
-                                            group)
+        if route.is_compiling():
+            gemm, bn, scale = self.gemm, self.bn, self.scale
+        else:
+            gemm, bn, scale = _parts_of(self, LinearBatchNormSoftmax, "gemm", "bn", "scale")
+        group = head_sync.group_of(self.process_group) if self.is_synchronised and bn.training else None
+        return linear_batch_norm_softmax_of(input, gemm, bn, scale, 1, self.exact_fp32, self.prepared, group)
 
     @staticmethod
     def convert_sync(module, process_group=None):

@@ -262,12 +262,19 @@ def workspace(tensor, size):
     return (made,) if _operators else made
 
 
+def is_same_number(a, b):
+    """True if the host knows that two tensors of one number are equal. It looks on the CPU; on a GPU it would wait."""
+    return not a.is_cuda and a.item() == b.item()
+
+
 _scalars = {}  # {(device, dtype): tensor}
 
 
 def empty_scalar(tensor, dtype):
-    """An uninitialised 0-d tensor on the device of a tensor that is not a fake one. torch.empty_like is PyTorch's
-    cheapest way to a new tensor."""
+    """An uninitialised 0-d tensor on the device of a tensor that is not a fake one. On a GPU torch.empty_like is
+    PyTorch's cheapest way to a new tensor."""
+    if not tensor.is_cuda:
+        return _empty_on_cpu((), (), dtype)
     key = tensor.device, dtype
     model = _scalars.get(key)
     if model is None:
@@ -315,11 +322,17 @@ if HAS_PLAIN:
         torch.is_grad_enabled, torch.Tensor.is_neg, _empty_on_cpu, threads, workspace)
 
 
-def empty_matrix(like, rows, columns, dtype):
-    """An uninitialised matrix on the device of a tensor that has numbers."""
-    if like.is_cuda:
-        return like.new_empty((rows, columns), dtype=dtype)
-    return _empty_on_cpu((rows, columns), (max(columns, 1), 1), dtype)
+def empty(like, shape, dtype):
+    """An uninitialised contiguous tensor on the device of a tensor that has numbers. shape: a plain tuple; those of
+    torch.Size take longer to cut and to join."""
+    if like.is_cuda or len(shape) > 2:
+        return like.new_empty(shape, dtype=dtype)
+    return _empty_on_cpu(shape, (shape[1] or 1, 1) if len(shape) == 2 else shape and (1,), dtype)
+
+
+def empty_fake(like, shape, dtype):
+    """The same of a tensor that may be a fake one."""
+    return like.new_empty(shape, dtype=dtype)
 
 
 # ---- torch.ops.onepass -----------------------------------------------------------------------------------------------
