@@ -79,7 +79,8 @@ def main():
     if not maps:
         sys.exit("sweep_plot.py: %s: no such point was measured" % arguments.file)
     try:
-        draw(maps, "%s, %s threads" % (answer["isa"], answer["threads"]), arguments.output)
+        threads = ", %d threads" % answer["threads"] if answer["threads"] else ""  # a GPU has none
+        draw(maps, answer["isa"] + threads, arguments.output)
     except ImportError as error:
         sys.exit("sweep_plot.py: %s; matplotlib is needed" % error)
     return 0
