@@ -29,6 +29,7 @@ def timing_of(**more):
     timing = Timing.__new__(Timing)
     timing.report, timing.device = Report(), {"cache": None, "free": None}
     timing.grads, timing.bases, timing.where = [], ["x"], "cpu"
+    timing.lasted, timing.tools = {}, []
     timing.__dict__.update(more)
     return timing
 
@@ -79,7 +80,7 @@ def test_windows_begin_behind_a_sleeping_gpu(where, queueing, calls, cycles):
     kind, made = Kind("forward", True, False), [[torch.full((3,), float(call))] for call in range(calls)]
     kind.shapes = [("float32", [2])]
     specs = [([[1.0]], ["x", [[call, call + 1]]]) for call in range(calls)]
-    timing.ask(kind, Stub(ask_timed=ask_timed), specs, made)
+    timing.ask(kind, Stub(ask_timed=ask_timed, trusted=False), specs, made)
     (more,) = asked
     assert more.get("sleep") == cycles and not more["null"]
     if where == "cuda":
@@ -90,7 +91,7 @@ def test_windows_begin_behind_a_sleeping_gpu(where, queueing, calls, cycles):
 
 def test_the_candidate_is_never_asked_for_a_window_of_nothing():
     """What is subtracted comes from the reference's process, and results are asked for right after the answer."""
-    asked = []
+    asked, looks = [], []
 
     def side(name):
         def ask(request, **more):
@@ -98,15 +99,18 @@ def test_the_candidate_is_never_asked_for_a_window_of_nothing():
 
         def ask_timed(request, **more):
             asked.append((name, request + (" of nothing" if more["null"] else "")))
+            looks.append("look" in more and 0.0 < more["look"][0] < 0.4 and more["look"][1]())
             return {"digests": [digest(RESULT).repeat(2, 1)]}, {"candidate": 0.4, "reference": 0.3}[name]
 
         def fetch(shapes, ranges):
             asked.append((name, "fetch"))
             return {key: RESULT for key in shapes}
-        return Stub(ask=ask, ask_timed=ask_timed, fetch=fetch, worker=Stub(pid=os.getpid()))
+        return Stub(ask=ask, ask_timed=ask_timed, fetch=fetch, worker=Stub(pid=os.getpid()),
+                    trusted=name == "reference")
     kind = Kind("forward", True, False)
     kind.keys, kind.shapes, kind.bytes = ["out.0"], [("float32", [5])], 20
-    session = Stub(candidate=side("candidate"), reference=side("reference"), random=random.Random(1))
+    session = Stub(candidate=side("candidate"), reference=side("reference"), random=random.Random(1),
+                   conditions=Stub(look=lambda: "looked"))
     timing = timing_of(session=session, where="cpu", checks=Stub(draws=["x"]), tensors=lambda spec: [torch.rand(3)],
                        busy={"candidate": 0.0, "reference": 0.0}, watched={"candidate": 0.0, "reference": 0.0},
                        calls_verified=0, wrong=lambda *arguments: None)
@@ -115,6 +119,9 @@ def test_the_candidate_is_never_asked_for_a_window_of_nothing():
                      ("candidate", "fetch"), ("reference", "window"), ("reference", "fetch"),
                      ("reference", "window of nothing")]
     assert timing.calls_verified == 2 and not timing.report.failed
+    assert looks == [False] * 3  # nobody knows yet how long such a window takes
+    timing.round(kind, [None, None])
+    assert looks[3:] == ["looked"] * 3
 
 
 RESULT = torch.arange(5.0)

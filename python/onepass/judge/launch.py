@@ -10,6 +10,7 @@ import array
 import contextlib
 import os
 import random
+import select
 import signal
 import socket
 import subprocess
@@ -17,7 +18,7 @@ import sys
 import tempfile
 import time
 
-from onepass.judge import wire
+from onepass.judge import processes, wire
 
 START_SECONDS = 180.0
 LOG_TAIL = 4000
@@ -73,10 +74,10 @@ class Nursery:
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "onepass.judge.worker", str(theirs.fileno())], pass_fds=[theirs.fileno()],
-                env=dict(os.environ, PYTHONPATH=os.pathsep.join(paths)),
+                env=dict(os.environ, PYTHONPATH=os.pathsep.join(paths), **processes.environment()),
                 stdin=subprocess.DEVNULL, stdout=self._log, stderr=self._log)
         self._control.settimeout(START_SECONDS)
-        self._ready = False
+        self._ready, self._workers = False, set()
 
     def _line(self):
         line = b""
@@ -98,10 +99,12 @@ class Nursery:
             self._control.sendmsg([b"start\n"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS,
                                                  array.array("i", [theirs.fileno(), log.fileno()]))])
             pid = int(self._line()[1])
+        self._workers.add(pid)
         return Worker(self, pid, ours, log)
 
     def end_of(self, pid):
         """How a worker ended, in words; waits for it."""
+        self._workers.discard(pid)
         try:
             self._control.sendall(b"wait %d\n" % pid)
             how, number = self._line()
@@ -115,6 +118,10 @@ class Nursery:
             except ValueError:
                 return "it was killed by signal %s" % number
         return "it ended with exit status %s" % number
+
+    def started(self, *workers):
+        """What these workers have started, and what got out of the tree of its worker: see processes.descendants."""
+        return processes.descendants(self._process.pid, *workers, but=self._workers)
 
     def orphans(self):
         """Ends what workers that are gone have left behind; the name of such a process, or None."""
@@ -151,9 +158,10 @@ class Worker:
         """The worker's answer. limit: bytes of tensors that it may hold."""
         return self.ask_timed(request, limit, timeout, **arguments)[0]
 
-    def ask_timed(self, request, limit=1 << 20, timeout=None, descriptors=(), **arguments):
+    def ask_timed(self, request, limit=1 << 20, timeout=None, descriptors=(), look=None, **arguments):
         """(answer, seconds from before the request to the last byte of the answer), by the clock of this process.
-        descriptors: of open files that go with the request."""
+        descriptors: of open files that go with the request. look: (seconds, function): what to do if there is no answer
+        after that time."""
         if self._end:
             raise Died(self._end)
         deadline = time.monotonic() + (timeout or self.timeout)
@@ -162,6 +170,8 @@ class Worker:
             begin = time.perf_counter()
             wire.send(self._channel, number, {"request": request, "arguments": arguments}, deadline,
                       descriptors)
+            if look is not None and not answered(self._channel, look[0]):
+                look[1]()
             got, answer = wire.receive(self._channel, limit, deadline)
             seconds = time.perf_counter() - begin
         except wire.Late:
@@ -201,6 +211,13 @@ class Worker:
                     kill(self.pid, signal.SIGKILL)
             self._nursery.end_of(self.pid)
         self._channel.close()
+
+
+def answered(channel, seconds):
+    """Waits for the first bytes of an answer; False if there were none in that time."""
+    poll = select.poll()
+    poll.register(channel, select.POLLIN)
+    return bool(poll.poll(1e3 * seconds))
 
 
 def tail(log):

@@ -92,12 +92,16 @@ class Timing(Windows):
         kinds = list(self.kinds())
         for kind in kinds:
             self.checks.progress("timing: " + kind.name)
+            self.tools = self.session.tools()
             try:
                 self.measure(kind)
             except launch.Raised as raised:
                 if raised.trusted:
                     raise
                 self.report["timed"].fail("%s: it raises %s" % (kind.name, raised.reason))
+            left = self.session.left_behind()
+            if left:
+                self.report["late"].fail("it started a process while it was timed: %s" % left)
             if self.report.failed:
                 return
         # Threads of some pools spin for a while before they sleep, on both sides.

@@ -16,6 +16,7 @@ subtracted from that:
 import contextlib
 import mmap
 import os
+import random
 import tempfile
 import time
 
@@ -92,6 +93,8 @@ class Windows:
         # Seconds of the processor that a process had while the other one was timed, and how long that took.
         self.busy, self.watched = {"candidate": 0.0, "reference": 0.0}, {"candidate": 0.0, "reference": 0.0}
         self.queueing = 0.0  # seconds that the host needs for a call of a window that computes nothing
+        self.lasted = {}     # seconds of the last window of a kind, of either side
+        self.tools = []      # processes that the candidate's has started and that should be idle
 
     def draw_bases(self):
         """On the CPU sets of inputs that the candidate has never seen, and never sees but blended."""
@@ -145,6 +148,9 @@ class Windows:
     def ask(self, kind, side, specs, made=None, null=False, slot="model", **options):
         """(answer, seconds, file) of one window. made: the tensors of each call, on the CPU."""
         blocks = sum(-(-count(shape) // BLOCK) for _, shape in kind.shapes)
+        which = kind.name, side.trusted, null
+        if which in self.lasted:  # conditions that are changed for a call are seen in the middle of one
+            options["look"] = random.uniform(0.1, 0.9) * self.lasted[which], self.session.conditions.look
         source, file = {"like": self.checks.draws[0], "grads": self.grads if kind.backward else []}, None
         if self.where == "cuda":
             source.update(bases=self.bases, weights=[spec[0] for spec in specs], patches=[spec[1] for spec in specs])
@@ -160,6 +166,7 @@ class Windows:
         finally:
             if file is not None:
                 file.close()
+        self.lasted[which] = seconds
         expected = [([len(specs), -(-count(shape) // BLOCK)], torch.int64) for _, shape in kind.shapes]
         found = [(list(sums.shape), sums.dtype) for sums in answer["digests"]]
         if found != expected and not options.get("memory"):
@@ -190,11 +197,11 @@ class Windows:
 
     @contextlib.contextmanager
     def watching(self, name):
-        """Counts what that process does meanwhile, which should be nothing."""
-        pid = getattr(self.session, name).worker.pid
-        before = cpu_seconds(pid), time.monotonic()
+        """Counts what that process does meanwhile, and the tools it has started: that should be nothing."""
+        pids = [getattr(self.session, name).worker.pid] + (self.tools if name == "candidate" else [])
+        before = cpu_seconds(*pids), time.monotonic()
         yield
-        after = cpu_seconds(pid), time.monotonic()
+        after = cpu_seconds(*pids), time.monotonic()
         if None not in before + after:
             self.busy[name] += after[0] - before[0]
             self.watched[name] += after[1] - before[1]
