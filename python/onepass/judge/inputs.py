@@ -252,3 +252,22 @@ def changed_together(many, change):
     columns = zip(*[leaves(values) for values in many])
     tensors = [change(*column).to(column[0].dtype) for column in columns]
     return rebuild(many[0], iter(tensors))
+
+
+def perturbed(state, generator):
+    """Weights without special values: a scale of 1 and a shift of 0 hide that they are ignored. Signs stay."""
+    result = {}
+    for name, tensor in state.items():
+        if not isinstance(tensor, torch.Tensor) or not tensor.is_floating_point() or not tensor.numel():
+            result[name] = tensor
+            continue
+        values = tensor.double()
+        if float(values.min()) >= 0 and float(values.max()) > 0:
+            values = values * torch.pow(torch.tensor(2.0, dtype=torch.float64),
+                                        torch.rand(values.shape, generator=generator, dtype=torch.float64) * 2 - 1)
+        else:
+            spread = float(values.std()) if values.numel() > 1 else 0.0
+            noise = torch.randn(values.shape, generator=generator, dtype=torch.float64)
+            values = values + 0.2 * (spread or 1.0) * noise
+        result[name] = values.to(tensor.dtype)
+    return result

@@ -325,6 +325,14 @@ class Runner:
         self.slots[slot].load_state_dict(state)
         self.starts[slot] = {name: value.detach().clone() for name, value in self.state_of(slot).items()}
 
+    def do_change_state(self, slot, state, data):
+        """Other weights in place, as an optimizer or a program writes them; the next call that restores has the loaded
+        ones again. data: through .data, of which PyTorch keeps no count."""
+        now = self.state_of(slot)
+        with _no_grad():
+            for name in set(state) & set(now):  # a weight under two names is here under one
+                (now[name].data if data else now[name]).copy_(state[name])
+
     def restore(self, slot):
         with _no_grad():
             for name, value in self.state_of(slot).items():
@@ -361,13 +369,23 @@ class Runner:
           layout      of the upstream gradients: summed (ones, as sum() sends them), transposed, sliced
           between     `other`: inputs of a second call, made between the forward and the backward pass
           twice       the second of two backward passes through the same graph counts"""
-        model.train(train)
+        self.switch(model, train)
         self.seed(seed)
         before = random_state()
         try:
             return self.run_seeded(model, values, grad, other)
         finally:
             self.moved_random = any(old is not None and old != new for old, new in zip(before, random_state()))
+
+    def switch(self, model, train):
+        """Into a mode: as programs do it, by train(True) or eval(); "not train": by train(False); None: not at all,
+        which leaves it in the mode it is in."""
+        if train == "not train":
+            model.train(False)
+        elif train:
+            model.train(True)
+        elif train is not None:
+            model.eval()
 
     def run_seeded(self, model, values, grad, other):
         if grad is None:
