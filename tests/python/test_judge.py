@@ -537,6 +537,16 @@ def test_other_types(tool, dtype):
     assert code == 1 and verdict.startswith("rejected: values: "), tool.printed.out
 
 
+def test_a_type_that_ends_the_process_is_left_out(tool):
+    """Some machines lack instructions that PyTorch believes to find there."""
+    text = REFERENCE.replace("import torch\n", "import os\n    import torch\n", 1).replace(
+        "def forward(self, x):\n", "def forward(self, x):\n            x.dtype is torch.bfloat16 and os._exit(4)\n")
+    assert "os._exit" in text and "import os" in text
+    assert tool(*both(text), "--no-time")[0] == 0, tool.printed.out
+    assert "bfloat16: this machine cannot do it" in tool.printed.out
+    assert tool(*both(text), "--no-time", "--dtype", "bfloat16")[0] == 3
+
+
 SEVERAL = """
     import torch
     class Model(torch.nn.Module):

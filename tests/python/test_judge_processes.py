@@ -3,6 +3,7 @@ and with processes of our own."""
 
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -16,15 +17,16 @@ from onepass.judge import processes  # noqa: E402
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells")
 CANDIDATE, REFERENCE, THREAD, OTHER = 1001, 1002, 1003, 1004
 NORMAL = {"policy": 0, "niceness": 5, "cores": [0, 1]}
+WHOLE = {"stopped": False, "group": "0::/", "session": "0"}
 
 
 @pytest.fixture
 def system(monkeypatch):
     """{thread: conditions}, to be changed; both processes have another thread."""
-    found = {number: dict(NORMAL) for number in (CANDIDATE, REFERENCE, THREAD, OTHER)}
-    monkeypatch.setattr(processes, "conditions", found.get)
+    found = {number: dict(NORMAL, **WHOLE) for number in (CANDIDATE, REFERENCE, THREAD, OTHER)}
+    monkeypatch.setattr(processes, "conditions", lambda thread: {name: found[thread][name] for name in NORMAL})
     monkeypatch.setattr(processes, "threads", lambda pid: [THREAD if pid == CANDIDATE else OTHER])
-    monkeypatch.setattr(processes, "is_stopped", lambda pid: found[pid].get("is_stopped", False))
+    monkeypatch.setattr(processes, "circumstances", lambda pid: {name: found[pid][name] for name in WHOLE})
     return found
 
 
@@ -36,7 +38,9 @@ def system(monkeypatch):
     ({CANDIDATE: {"cores": [1]}}, r"the candidate's process has cores \[1\], was \[0, 1\]"),
     ({REFERENCE: {"niceness": 9}}, "the reference's process has niceness 9, was 5"),
     ({REFERENCE: {"cores": [0]}}, r"the reference's process has cores \[0\], was \[0, 1\]"),
-    ({REFERENCE: {"is_stopped": True}}, "the reference's process has stopped True, was False"),
+    ({REFERENCE: {"stopped": True}}, "the reference's process has stopped True, was False"),
+    ({REFERENCE: {"group": "0::/slow"}}, "the reference's process has group 0::/slow, was 0::/"),
+    ({REFERENCE: {"session": "19"}}, "the reference's process has session 19, was 0"),
     ({CANDIDATE: {"cores": [1]}, REFERENCE: {"cores": [1]}}, None),  # somebody moved both
     ({CANDIDATE: {"niceness": 9}, REFERENCE: {"niceness": 9}}, None),
     ({THREAD: {"niceness": 4}}, "a thread of the candidate's has niceness 4, was 5"),
@@ -65,6 +69,22 @@ def test_conditions_of_a_moment(system):
         system[CANDIDATE]["niceness"] = 5
         assert (conditions.words() is None) == (number == 0)
     assert conditions.words() == "the candidate's process has niceness 0, was 5 in the middle of a timed window"
+
+
+def test_what_applies_to_a_process():
+    process = subprocess.Popen(["sleep", "60"])
+    try:
+        before = processes.circumstances(process.pid)
+        assert before["stopped"] is False and set(before) == {"stopped", "group", "session"}
+        process.send_signal(signal.SIGSTOP)
+        deadline = time.monotonic() + 60
+        while not processes.circumstances(process.pid)["stopped"] and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert processes.circumstances(process.pid) == dict(before, stopped=True)
+    finally:
+        process.kill()
+        process.wait()
+    assert processes.circumstances(process.pid) == {"stopped": False, "group": "", "session": ""}
 
 
 def test_conditions_that_nobody_tells(monkeypatch):

@@ -37,12 +37,13 @@ class Group:
         self.label, self.names, self.train, self.grad, self.slack = label, names, train, grad, slack
         self.slots, self.lenient, self.restore, self.buffers = slots, lenient, restore, buffers
         self.switch = train if switch == "" else switch
+        self.backward = bool(grad) and "inference" not in grad
         self.evaluations, self.envelopes, self.refused = [], {}, None
 
     @property
     def where(self):
         return "%s inputs, %s mode%s" % (self.label, "training" if self.train else "evaluation",
-                                         ", backward" if self.grad else "")
+                                         ", backward" if self.backward else "")
 
 
 def nice(key):
@@ -74,8 +75,9 @@ class Checks:
         """Imports both files and brings both models into the same state. False: there is nothing to go on with."""
         session, options = self.session, self.options
         where = {"device": options.device, "dtype": session.dtype, "size": options.size}
+        self.reference_file = dict(where, path=reference, model="Model")
         try:
-            loaded = session.reference.ask("load", path=reference, model="Model", **where)
+            loaded = session.reference.ask("load", **self.reference_file)
         except launch.Raised as raised:
             raise Unusable("the reference cannot be imported: %s" % raised.reason)
         self.file_names, self.timed_gradients = loaded["names"], loaded["timed_gradients"]
@@ -389,7 +391,7 @@ class Checks:
 
     def keep_error(self, group, key, difference):
         """One row a result and kind of inputs; of several sets of inputs the worst."""
-        label = group.label + ("" if group.train else ", evaluation") + (", backward" if group.grad else "")
+        label = group.label + ("" if group.train else ", evaluation") + (", backward" if group.backward else "")
         row = {"key": key, "result": nice(key), "inputs": label, "candidate": difference.error,
                "reference": difference.reference_error, "candidate_ulps": difference.error_ulps,
                "reference_ulps": difference.reference_ulps, "used": difference.worst, "elements": difference.elements,

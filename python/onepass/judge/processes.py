@@ -42,12 +42,21 @@ def conditions(thread):
         return None
 
 
-def is_stopped(pid):
+def circumstances(pid):
+    """What applies to a whole process: whether it was stopped, and what the kernel's groups give it, among them the
+    niceness of its session."""
+    found = {"stopped": text("/proc/%d/stat" % pid).rsplit(")", 1)[-1].split()[:1] in (["T"], ["t"]),
+             "group": text("/proc/%d/cgroup" % pid)}
+    return dict(found, session=text("/proc/%d/autogroup" % pid).split("nice")[-1].strip())
+
+
+def text(path):
+    """Of a file of the system; empty where there is none."""
     try:
-        with open("/proc/%d/stat" % pid, encoding="utf-8", errors="replace") as file:
-            return file.read().rsplit(")", 1)[1].split()[0] in "Tt"
-    except (OSError, IndexError):
-        return False
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read()
+    except OSError:
+        return ""
 
 
 def threads(pid):
@@ -71,7 +80,7 @@ class Conditions:
         for name, pid in (("candidate", self.candidate), ("reference", self.reference)):
             treated = conditions(pid)
             if treated is not None:
-                found[name] = dict(treated, stopped=is_stopped(pid))
+                found[name] = dict(treated, **circumstances(pid))
         return found
 
     def unfair(self):

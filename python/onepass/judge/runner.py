@@ -26,7 +26,7 @@ M_PERTURB, M_MMAP_THRESHOLD = -6, -3  # of glibc's mallopt: fill what malloc han
 PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 _take, _cat, _grad, _backward = torch.take, torch.cat, torch.autograd.grad, torch.autograd.backward
-_no_grad, _enable_grad = torch.no_grad, torch.enable_grad
+_no_grad, _enable_grad, _inference_mode = torch.no_grad, torch.enable_grad, torch.inference_mode
 _cuda_synchronize, _current_stream, _Event = torch.cuda.synchronize, torch.cuda.current_stream, torch.cuda.Event
 _memory_allocated, _reset_peak = torch.cuda.memory_allocated, torch.cuda.reset_peak_memory_stats
 _peak, _empty_cache = torch.cuda.max_memory_allocated, torch.cuda.empty_cache
@@ -368,7 +368,9 @@ class Runner:
           frozen      names of parameters that need none during the call
           layout      of the upstream gradients: summed (ones, as sum() sends them), transposed, sliced
           between     `other`: inputs of a second call, made between the forward and the backward pass
-          twice       the second of two backward passes through the same graph counts"""
+          twice       the second of two backward passes through the same graph counts
+        or only
+          inference   no gradients, in PyTorch's inference mode"""
         self.switch(model, train)
         self.seed(seed)
         before = random_state()
@@ -390,6 +392,9 @@ class Runner:
     def run_seeded(self, model, values, grad, other):
         if grad is None:
             with _no_grad():
+                return model(*values), {}, {}
+        if grad.get("inference"):
+            with _inference_mode():
                 return model(*values), {}, {}
         frozen = [value for name, value in model.named_parameters() if name in grad.get("frozen", ())]
         for value in frozen:
@@ -723,6 +728,11 @@ class Runner:
                     seconds = time.perf_counter() - start
                 best = max(best, 2.0 * size ** 3 / seconds)
         return best
+
+    def do_multiply(self, dtype):
+        """A small product of matrices of a type."""
+        a = torch.ones(128, 128, device=self.device).to(dtype)
+        return float((a @ a)[0, 0])
 
     def do_work(self, slot, inputs, train, upstream=None, grads=()):
         """Multiplications and additions in the matrix products of a call; None where PyTorch cannot count them."""

@@ -178,6 +178,12 @@ class Session:
             side.ask("put", name=name, values=self.values[name], dtype=self.dtype, layout=layout)
         return self.values[name]
 
+    def spare(self):
+        """Another process for the reference's code, which may end in it."""
+        side = Side(self.nursery.start(), True)
+        side.worker.timeout = self.reference.worker.timeout
+        return side
+
     def drop(self, *names):
         for side in (self.candidate, self.reference):
             side.ask("drop", names=list(names))

@@ -34,6 +34,7 @@ class Uses:
         for name, value in zip(("use0", "use1"), values):
             self.session.put(name, value)
         self.gradients()
+        self.inference()
         self.weights()
         if self.checks.options.plain_inputs:
             self.report["range"].skip("--plain-inputs")
@@ -86,6 +87,17 @@ class Uses:
                                  tolerant=COMPILED if "twice" in how else False)
             if refused and COMPILED in refused:
                 self.report["gradients"].note("%s: PyTorch's compiler refuses it" % label)
+
+    def inference(self):
+        """eval: in PyTorch's inference mode, in which most programs evaluate; and once more without it."""
+        mode = self.checks.modes[-1]
+        blame = "values" if mode or len(self.checks.modes) == 1 else "eval"
+        self.checks.progress("inference mode")
+        for label, grad in (("inference mode", {"inference": True}), ("after inference mode", None)):
+            self.group(blame, label, mode, grad)
+        if self.checks.backward:
+            self.checks.upstream("upstream", self.sample())
+            self.group(blame, "after inference mode", self.train, {"inputs": None, "upstream": "upstream"})
 
     def sample(self):
         """An evaluation with outputs of the sizes that these inputs give."""

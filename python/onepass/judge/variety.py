@@ -206,6 +206,27 @@ class Variety:
             outcomes.append((layout, self.case("strides", layout + " layout", made[0], again, layout=layout)))
         self.conclude("strides", outcomes)
 
+    def survives(self, dtype, values):
+        """Whether a process lives through products and through the reference's model in that type. Not every machine
+        has the instructions that PyTorch finds there; the reference's own process, and the candidate's, are not to die
+        of it. Looked at on the CPU only, where a process is had at once."""
+        if self.session.device.startswith("cuda"):
+            return True
+        spare = self.session.spare()
+        try:
+            spare.ask("load", **self.checks.reference_file)
+            spare.ask("multiply", dtype=dtype)
+            spare.ask("build", slot="model", init=self.checks.init, seed=1, dtype=dtype)
+            spare.ask("put", name="case", values=values, dtype=dtype)
+            spare.call("model", "case", self.train)
+        except launch.Raised:
+            pass  # as it may
+        except Unusable:
+            return False
+        finally:
+            spare.worker.stop()
+        return True
+
     def dtypes(self):
         """Models and inputs in the other types; the weights rounded to each."""
         checks, session, outcomes = self.checks, self.session, []
@@ -214,6 +235,9 @@ class Variety:
         for dtype in [dtype for dtype in TYPES if dtype is not own[0]]:
             checks.progress("dtypes")
             label = str(dtype)[6:]
+            if not self.survives(dtype, values[0]):
+                outcomes.append((label, "this machine cannot do it: PyTorch's own process ends"))
+                continue
             state = {name: tensor.to(dtype) if tensor.is_floating_point() else tensor
                      for name, tensor in checks.state.items()}
             try:
