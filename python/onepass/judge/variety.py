@@ -209,8 +209,8 @@ class Variety:
     def survives(self, dtype, values):
         """Whether a process lives through products and through the reference's model in that type. Not every machine
         has the instructions that PyTorch finds there; the reference's own process, and the candidate's, are not to die
-        of it. Looked at on the CPU only, where a process is had at once."""
-        if self.session.device.startswith("cuda"):
+        of it. Looked at on the CPU only, where a process is had at once, and for the small types."""
+        if self.session.device.startswith("cuda") or dtype in (torch.float32, torch.float64):
             return True
         spare = self.session.spare()
         try:
