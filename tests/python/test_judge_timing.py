@@ -1,5 +1,7 @@
 """The judge's clocks and floors, with numbers that this machine does not give: no process, no GPU."""
 
+import collections
+import itertools
 import os
 import random
 import types
@@ -13,8 +15,9 @@ from onepass.judge.compare import Envelope  # noqa: E402
 from onepass.judge.report import Report  # noqa: E402
 from onepass.judge.runner import BLOCK, digest  # noqa: E402
 from onepass.judge.session import Session  # noqa: E402
-from onepass.judge.timing import Timing, evaluated, quantile, remembers  # noqa: E402
-from onepass.judge.windows import File, Kind  # noqa: E402
+from onepass.judge import timing as timing_module, windows  # noqa: E402
+from onepass.judge.timing import SURE, Timing, evaluated, interval, quantile, remembers  # noqa: E402
+from onepass.judge.windows import File, Kind, Watched  # noqa: E402
 
 
 class Stub:
@@ -29,7 +32,7 @@ def timing_of(**more):
     timing = Timing.__new__(Timing)
     timing.report, timing.device = Report(), {"cache": None, "free": None}
     timing.grads, timing.bases, timing.where = [], ["x"], "cpu"
-    timing.lasted, timing.tools = {}, []
+    timing.lasted, timing.tools, timing.watched = {}, [], collections.defaultdict(Watched)
     timing.__dict__.update(more)
     return timing
 
@@ -65,6 +68,20 @@ def test_impossible_speed_is_rejected(milliseconds, cache, status):
 ])
 def test_what_is_impossible_is_measured_again_beside_the_candidate(measured, rates, status):
     assert floored(measured, rates) == status
+
+
+@pytest.mark.parametrize("candidate, status", [(0.0095, "pass"), (0.0080, "fail")])
+def test_noise_is_no_impossible_speed_on_a_gpu(candidate, status):
+    """Windows of nothing last from 10 to 12 ms, the candidate's from 9.5 to 11.4, and the least of one is 0.5 ms more
+    than nothing: that may be. Not so where even the longest window is shorter than the shortest of nothing."""
+    rounds = [[candidate * (1 + 0.05 * number), 1.0, 0.010 + 0.0005 * number] for number in range(5)]
+    reference = Stub(ask=lambda request, **more: 1e9 if request == "floor" else None)
+    timing = timing_of(session=Stub(reference=reference), checks=Stub(state={}), needed_bytes=lambda: 10 ** 6,
+                       where="cuda", rounds=lambda kind, calls, windows, verify: rounds)
+    result = evaluated(rounds, 2)
+    timing.floor(Kind("forward", True, False), result)
+    assert timing.report["floor"].status == status
+    assert not result["candidate"]["measurable"]
 
 
 @pytest.mark.parametrize("where, queueing, calls, cycles", [
@@ -112,7 +129,6 @@ def test_the_candidate_is_never_asked_for_a_window_of_nothing():
     session = Stub(candidate=side("candidate"), reference=side("reference"), random=random.Random(1),
                    conditions=Stub(look=lambda: "looked"))
     timing = timing_of(session=session, where="cpu", checks=Stub(draws=["x"]), tensors=lambda spec: [torch.rand(3)],
-                       busy={"candidate": 0.0, "reference": 0.0}, watched={"candidate": 0.0, "reference": 0.0},
                        calls_verified=0, wrong=lambda *arguments: None)
     assert timing.round(kind, [None, None]) == [0.4, 0.3, 0.3]
     assert asked == [("candidate", "prepare"), ("reference", "prepare"), ("candidate", "window"),
@@ -122,6 +138,39 @@ def test_the_candidate_is_never_asked_for_a_window_of_nothing():
     assert looks == [False] * 3  # nobody knows yet how long such a window takes
     timing.round(kind, [None, None])
     assert looks[3:] == ["looked"] * 3
+    assert set(timing.watched) == {("reference", "candidate"), ("candidate", "reference"), ("candidate", "nothing")}
+
+
+@pytest.mark.parametrize("busy, status", [
+    ({}, "skip"),
+    ({"reference": 0.4}, "skip"), ({"reference": 0.7}, "fail"),
+    ({"nothing": 0.4}, "skip"), ({"nothing": 0.7}, "fail"),
+    ({"nothing": 0.7, "candidate": 0.2}, "skip"),  # pools of both sides spin
+])
+def test_who_is_busy_while_others_are_timed(monkeypatch, busy, status):
+    """Shares of a core, in windows of the candidate, of the reference and of nothing, by a clock of their own. Work in
+    windows of nothing alone makes them longer, and they are what is subtracted."""
+    now, spent = itertools.count(), collections.Counter()
+    monkeypatch.setattr(windows, "cpu_seconds", lambda pid: spent[pid])
+    monkeypatch.setattr(windows, "time", Stub(monotonic=lambda: float(next(now))))
+    timing = timing_of(session=Stub(candidate=Stub(worker=Stub(pid=1)), reference=Stub(worker=Stub(pid=2))))
+    for _ in range(10):
+        for timed, process, pid in (("candidate", "reference", 2), ("reference", "candidate", 1),
+                                    ("nothing", "candidate", 1)):
+            with timing.watching(process, timed):
+                spent[pid] += busy.get(timed, 0.0)
+    timing.rests()
+    assert timing.report["late"].status == status
+    assert timing.watched["candidate", "nothing"].share == pytest.approx(busy.get("nothing", 0.0))
+
+
+def test_a_blink_is_no_work():
+    """Of short windows, a share that a single tick of the system's clock gives."""
+    timing = timing_of()
+    found = timing.watched["candidate", "nothing"]
+    found.busy, found.seconds = 0.01, 0.012
+    timing.rests()
+    assert timing.report["late"].status == "skip"
 
 
 RESULT = torch.arange(5.0)
@@ -237,6 +286,22 @@ def test_forged_events_are_found_out(milliseconds, status):
 ])
 def test_a_cache_shows_in_the_times(candidate, reference, found):
     assert remembers(candidate, reference) is found
+
+
+@pytest.mark.parametrize("size", [5, 7, SURE, 11, 15, 17, 45])
+def test_an_interval_holds_the_median_as_often_as_is_said(size):
+    """Of values of which each is on either side of the median as probably: exactly, by counting."""
+    low, high = (int(end) for end in interval([float(value) for value in range(size)]))
+    assert low + high == size - 1
+    sides = [timing_module.math.comb(size, below) for below in range(size + 1)]
+    outside = 2 * sum(sides[:low + 1]) / 2 ** size  # at most `low` are on that side
+    assert (outside <= timing_module.DOUBT) == (size >= SURE)
+    assert size < SURE or 2 * sum(sides[:low + 2]) / 2 ** size > timing_module.DOUBT
+
+
+def test_few_windows_are_never_sure():
+    assert evaluated(rounds_of(0.02, 0.02, 0.001, number=SURE - 1), 10)["noisy"]
+    assert not evaluated(rounds_of(0.02, 0.02, 0.001, number=SURE), 10)["noisy"]
 
 
 def test_quantiles():

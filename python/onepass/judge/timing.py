@@ -6,6 +6,8 @@ from both alike. A difference that is within its own noise is no time: windows a
 there have been enough, and then the report says that nothing can be said.
 """
 
+import math
+
 import torch
 
 from onepass.judge import compare, launch
@@ -20,7 +22,9 @@ CALLS = {"cpu": 512, "cuda": 256}
 FEW_CALLS = 3                                    # at least, where the memory allows it: work may not be put off
 SECONDS = 5.0                                    # for one kind of call, and as much again where it is noisy
 MORE = 3                                         # times as many windows at most, where it is noisy
-SURE = 2.58                                      # standard deviations: 99 of 100
+DOUBT = 0.01                                     # of an interval: how often it may not hold what it should
+SURE = 8                                         # windows that are enough for that: 2 / 2^8 is less
+FEW_WINDOWS = 5                                  # of a kind of call, at least
 NOISY = 0.08                                     # of a speed-up: what it may be uncertain by without a remark
 IMPOSSIBLE = 0.25                                # of the floor, where caches help; of memory that no cache holds:
 IMPOSSIBLE_COLD = 0.7
@@ -28,6 +32,7 @@ CONFIRMED = 3                                    # measurements that must all be
 REPEATED = 0.6                                   # of a new input's time: what a repeated one may not fall below
 NOTICEABLE = 1e-3                                # seconds of a window: less is a disturbance of the machine
 BUSY = 0.5                                       # of a core, for the candidate while the reference is timed
+BLINK = 0.02                                     # seconds of a core that are too few to tell
 
 
 def quantile(values, share):
@@ -45,10 +50,16 @@ def summary(values):
 
 
 def interval(values):
-    """(low, high) between which the median of what is measured lies, 99 times of 100, whatever its distribution."""
+    """(low, high) between which the median of what is measured lies, 99 times of 100, whatever its distribution.
+
+    k values are left out at either end. The median is beyond what remains if at most k of n values are on one side of
+    it: 2 (C(n, 0) + ... + C(n, k)) / 2^n <= DOUBT. Of fewer than SURE values even the whole span is less sure."""
     ordered = sorted(values)
-    outside = int(max(0.0, (len(ordered) - SURE * len(ordered) ** 0.5) / 2))
-    return ordered[outside], ordered[len(ordered) - 1 - outside]
+    size, outside, tail = len(ordered), 0, 1
+    while 2 * (tail + math.comb(size, outside + 1)) <= DOUBT * 2 ** size:
+        outside += 1
+        tail += math.comb(size, outside)
+    return ordered[outside], ordered[size - 1 - outside]
 
 
 def remembers(candidate, reference):
@@ -65,7 +76,7 @@ def evaluated(rounds, calls):
 
     The shortest window of nothing is subtracted: what disturbs a machine only ever makes one longer. A side is
     measurable if its windows surely take longer than those of nothing do; a speed-up is noisy if the ratios of
-    neighbouring windows leave it uncertain by more than NOISY."""
+    neighbouring windows leave it uncertain by more than NOISY, or are too few."""
     empty = [nothing for _, _, nothing in rounds]
     idle = min(empty)
     result = {"calls": calls, "windows": len(rounds), "idle_ms": 1e3 * idle / calls}
@@ -73,6 +84,7 @@ def evaluated(rounds, calls):
         spans = [taken[place] for taken in rounds]
         result[name] = summary([max(span - idle, 0.0) / calls for span in spans])
         result[name]["whole_ms"] = 1e3 * quantile(spans, 0.5) / calls  # with nothing subtracted
+        result[name]["most_ms"] = 1e3 * max(interval(spans)[1] - idle, 0.0) / calls  # what the median may be
         result[name]["measurable"] = interval(spans)[0] > interval(empty)[1]
     result["measurable"] = result["candidate"]["measurable"] and result["reference"]["measurable"]
     result["noisy"] = True
@@ -80,7 +92,7 @@ def evaluated(rounds, calls):
         result["speedup"] = result["reference"]["ms"] / result["candidate"]["ms"]
         ratios = [max(theirs - idle, 0.0) / max(ours - idle, 1e-9) for ours, theirs, _ in rounds]
         result["speedup_low"], result["speedup_high"] = interval(ratios)
-        result["noisy"] = not (result["speedup"] / (1 + NOISY) <= result["speedup_low"]
+        result["noisy"] = not (len(ratios) >= SURE and result["speedup"] / (1 + NOISY) <= result["speedup_low"]
                                and result["speedup_high"] <= result["speedup"] * (1 + NOISY))
     return result
 
@@ -104,10 +116,7 @@ class Timing(Windows):
                 self.report["late"].fail("it started a process while it was timed: %s" % left)
             if self.report.failed:
                 return
-        # Threads of some pools spin for a while before they sleep, on both sides.
-        if self.idle_share("candidate") > BUSY + 2 * self.idle_share("reference"):
-            self.report["late"].fail("its process had %.0f%% of a core while the reference was timed"
-                                     % (100 * self.idle_share("candidate")))
+        self.rests()
         for side in (self.session.candidate, self.session.reference):
             side.ask("show_memory")
         for kind in kinds:
@@ -115,6 +124,15 @@ class Timing(Windows):
             self.memory(kind)
         self.report["timed"].passed("%d calls" % self.calls_verified)
         self.session.reference.ask("drop", names=[name for name in self.bases if name not in self.checks.draws])
+
+    def rests(self):
+        """late: what the candidate's process did in windows of the reference's, and in those of nothing, which are
+        subtracted. Threads of some pools spin for a while before they sleep, on both sides."""
+        usual = self.watched["reference", "candidate"].share
+        for what, words in (("reference", "the reference was timed"), ("nothing", "nothing was timed")):
+            found = self.watched["candidate", what]
+            if found.share > BUSY + 2 * usual and found.busy > BLINK:
+                self.report["late"].fail("its process had %.0f%% of a core while %s" % (100 * found.share, words))
 
     # ---- what is measured --------------------------------------------------------------------------------------------
 
@@ -166,7 +184,7 @@ class Timing(Windows):
         session = self.session
         calls = self.calls(kind)
         first = sum(self.rounds(kind, calls, 1)[0])  # a warm-up
-        windows = max(5, min(self.checks.options.repeats, int(SECONDS / max(first, 1e-6))))
+        windows = max(FEW_WINDOWS, min(self.checks.options.repeats, max(SURE, int(SECONDS / max(first, 1e-6)))))
         rounds = self.rounds(kind, calls, windows)
         while not self.report.failed and evaluated(rounds, calls)["noisy"] and len(rounds) < MORE * windows \
                 and sum(map(sum, rounds)) < 2 * SECONDS:
@@ -273,8 +291,8 @@ class Timing(Windows):
 
         On the CPU the candidate's time is that of whole windows, from which nothing is subtracted: no noise makes it
         shorter. On a GPU, which sleeps and blends inputs in a window, what the reference's process needs for nothing is
-        subtracted."""
-        which = "ms" if self.where == "cuda" else "whole_ms"
+        subtracted, and the time is the longest that the noise allows."""
+        which = "most_ms" if self.where == "cuda" else "whole_ms"
         check, checks = self.report["floor"], self.checks
         size = self.needed_bytes() + kind.bytes
         size += sum(tensor.numel() * tensor.element_size() for tensor in checks.state.values())

@@ -13,6 +13,7 @@ subtracted from that:
   alone.
 """
 
+import collections
 import contextlib
 import mmap
 import os
@@ -78,6 +79,17 @@ class File:
         os.close(self.descriptor)
 
 
+class Watched:
+    """Seconds of the processor that a process had, and in how long a time."""
+
+    def __init__(self):
+        self.busy = self.seconds = 0.0
+
+    @property
+    def share(self):
+        return self.busy / self.seconds if self.seconds else 0.0
+
+
 class Windows:
     def __init__(self, checks):
         self.checks, self.session, self.report = checks, checks.session, checks.report
@@ -90,8 +102,7 @@ class Windows:
         self.grads = floating if timed is None else [number for number in timed if number in floating]
         self.device = self.session.reference.ask("device")
         self.calls_verified = 0
-        # Seconds of the processor that a process had while the other one was timed, and how long that took.
-        self.busy, self.watched = {"candidate": 0.0, "reference": 0.0}, {"candidate": 0.0, "reference": 0.0}
+        self.watched = collections.defaultdict(Watched)  # {(process, what was timed): ...} of who should have rested
         self.queueing = 0.0  # seconds that the host needs for a call of a window that computes nothing
         self.lasted = {}     # seconds of the last window of a kind, of either side
         self.tools = []      # processes that the candidate's has started and that should be idle
@@ -180,7 +191,7 @@ class Windows:
         got, taken, chosen = {}, [], None
         for name in ("candidate", "reference"):
             side = getattr(self.session, name)
-            with self.watching("reference" if name == "candidate" else "candidate"):
+            with self.watching("reference" if name == "candidate" else "candidate", name):
                 answer, seconds, file = self.ask(kind, side, specs, made)
             if verify:  # the next thing that is asked, and nobody knew before what it would be
                 chosen = chosen or self.chosen(kind, len(specs))
@@ -189,25 +200,22 @@ class Windows:
                     self.check_digests(kind, answer["digests"], chosen, got[name])
                     self.check_inputs(specs, made, file)
             taken.append(seconds)
-        with self.watching("candidate"):
+        with self.watching("candidate", "nothing"):
             taken.append(self.ask(kind, self.session.reference, specs, made, null=True)[1])
         if verify:
             self.verify(kind, specs, chosen, got)
         return taken
 
     @contextlib.contextmanager
-    def watching(self, name):
+    def watching(self, name, timed):
         """Counts what that process does meanwhile, and the tools it has started: that should be nothing."""
         pids = [getattr(self.session, name).worker.pid] + (self.tools if name == "candidate" else [])
         before = cpu_seconds(*pids), time.monotonic()
         yield
         after = cpu_seconds(*pids), time.monotonic()
         if None not in before + after:
-            self.busy[name] += after[0] - before[0]
-            self.watched[name] += after[1] - before[1]
-
-    def idle_share(self, name):
-        return self.busy[name] / self.watched[name] if self.watched[name] else 0.0
+            self.watched[name, timed].busy += after[0] - before[0]
+            self.watched[name, timed].seconds += after[1] - before[1]
 
     # ---- results -----------------------------------------------------------------------------------------------------
 
