@@ -502,6 +502,11 @@ def test_as_a_program(tmp_path):
     assert lines[-1].startswith("accepted: ") and any(line.split()[:2] == ["values", "ok"] for line in lines)
     result = subprocess.run(program + ["--help"], env=environment(), stdout=subprocess.PIPE, text=True)
     assert result.returncode == 0 and "exit codes:" in result.stdout
+    with open("/dev/full", "w") as full:
+        result = subprocess.run(program + ["no_such_file.py"], env=environment(), stdout=full, stderr=subprocess.PIPE,
+                                text=True)
+    assert result.returncode == 3 and result.stderr.startswith("unusable: the judge itself failed: OSError: ")
+    assert len(result.stderr.splitlines()) == 1
 
 
 # ---- other kinds of problems -----------------------------------------------------------------------------------------

@@ -20,7 +20,8 @@ import time
 
 from onepass.judge import processes, wire
 
-START_SECONDS = 180.0
+START_SECONDS = 180.0   # for the import of PyTorch
+ANSWER_SECONDS = 60.0   # for anything else that is asked of the nursery; it takes a few at most
 LOG_TAIL = 4000
 
 
@@ -63,6 +64,9 @@ class Raised(Exception):
         return "%s: %s" % (self.kind, text if len(text) <= 300 else text[:300] + "...")
 
 
+GONE = "the process that has PyTorch imported, and forks the others, does not answer"
+
+
 class Nursery:
     """One process with PyTorch imported, and the workers forked from it. A context manager."""
 
@@ -78,6 +82,7 @@ class Nursery:
                 stdin=subprocess.DEVNULL, stdout=self._log, stderr=self._log)
         self._control.settimeout(START_SECONDS)
         self._ready, self._workers = False, set()
+        self.alive = True  # as far as anybody has noticed
 
     def _line(self):
         line = b""
@@ -88,17 +93,29 @@ class Nursery:
             line += byte
         return line.decode().split()
 
+    def _ask(self, request, descriptors=()):
+        """What the process answers. One that does not is ended: it was stopped or killed, and is of no use any more."""
+        if not self.alive:
+            raise Died(GONE)
+        try:
+            if not self._ready:
+                self._line()
+                self._control.settimeout(ANSWER_SECONDS)
+                self._ready = True
+            extra = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
+            self._control.sendmsg([request], extra)
+            return self._line()
+        except (OSError, Died) as error:
+            self.alive = False
+            self._process.kill()
+            raise error if isinstance(error, Died) else Died(GONE)
+
     def start(self):
         """A new worker."""
-        if not self._ready:
-            self._line()
-            self._ready = True
         ours, theirs = socket.socketpair()
         log = tempfile.TemporaryFile(mode="a+b")
         with theirs:
-            self._control.sendmsg([b"start\n"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS,
-                                                 array.array("i", [theirs.fileno(), log.fileno()]))])
-            pid = int(self._line()[1])
+            pid = int(self._ask(b"start\n", [theirs.fileno(), log.fileno()])[1])
         self._workers.add(pid)
         return Worker(self, pid, ours, log)
 
@@ -106,9 +123,8 @@ class Nursery:
         """How a worker ended, in words; waits for it."""
         self._workers.discard(pid)
         try:
-            self._control.sendall(b"wait %d\n" % pid)
-            how, number = self._line()
-        except (OSError, Died):
+            how, number = self._ask(b"wait %d\n" % pid)
+        except Died:
             return "so is the process it was forked from"
         if how == "hung":
             return "it closed the channel to the judge"
@@ -126,9 +142,8 @@ class Nursery:
     def orphans(self):
         """Ends what workers that are gone have left behind; the name of such a process, or None."""
         try:
-            self._control.sendall(b"orphans\n")
-            name = self._line()[1]
-        except (OSError, Died, IndexError):
+            name = self._ask(b"orphans\n")[1]
+        except Died:
             return None
         return None if name == "-" else name
 

@@ -92,7 +92,8 @@ def judge_in(nursery, reference, candidate, options, report):
     except Enough:
         pass
     except launch.Trouble as trouble:
-        report[trouble.check].fail(trouble.reason)
+        if nursery.alive:
+            report[trouble.check].fail(trouble.reason)
     except launch.Raised as raised:
         if raised.trusted:
             raise Unusable("the reference raises between checks: %s" % raised.reason)
@@ -103,6 +104,8 @@ def judge_in(nursery, reference, candidate, options, report):
         left = session.stop()
         if left:
             report["late"].fail("it left a process behind: %s" % left)
+        if not nursery.alive and not report.failed:
+            raise Unusable(launch.GONE)
 
 
 def try_everything(session, reference, candidate, options, report):
