@@ -276,6 +276,19 @@ def test_a_batch_of_another_size(count):
     assert [tuple(tensor.shape) for tensor in made] == [(count, 3), (count,), (5,)]
 
 
+@pytest.mark.parametrize("count", [1, 17, 40, 83, 120])
+@pytest.mark.parametrize("kind", ["distribution", "log_distribution", "signed"])
+def test_rows_of_another_width(kind, count):
+    draws = [[MAKERS[kind](), torch.arange(12)] for _ in range(3)]
+    made, labels = inputs.with_columns(draws, count)
+    assert made.shape == (12, count) and made.is_contiguous() and torch.equal(labels, torch.arange(12))
+    if kind == "signed":
+        assert torch.equal(made, torch.cat([tensor for tensor, _ in draws], 1)[:, :count])
+    elif count > 1:
+        assert inputs.kind_of(made) == kind
+    assert inputs.with_columns(draws, 121) is None
+
+
 # ---- the guard -------------------------------------------------------------------------------------------------------
 
 
@@ -521,14 +534,15 @@ def test_forward_only(tool):
     code, verdict = tool(REFERENCE, cut, "--no-time")
     assert code == 1 and verdict.startswith("rejected: gradients: ")
     code, verdict = tool(REFERENCE, cut, "--no-time", "--forward-only")
-    assert code == 0 and "forward only" in verdict
+    assert code == 0 and ", forward only, not timed" in verdict
 
 
 def test_plain_inputs_are_not_varied(tool):
     """A candidate that is right on what the file draws, and on nothing else."""
     narrow = CANDIDATE.replace("return torch.tanh(", "x = x.clamp(-6, 6)\n            return torch.tanh(")
-    assert tool(REFERENCE, narrow, "--no-time")[0] == 1
-    assert tool(REFERENCE, narrow, "--no-time", "--plain-inputs")[0] == 0
+    assert tool(REFERENCE, narrow, "--no-time", "--fail-fast")[0] == 1
+    code, verdict = tool(REFERENCE, narrow, "--no-time", "--plain-inputs")
+    assert code == 0 and ", plain inputs, not timed" in verdict
 
 
 @pytest.mark.parametrize("dtype", ["float64", "bfloat16", "float16"])

@@ -68,6 +68,7 @@ class Chance:
             theirs = self.calls(session.reference)
         except launch.Raised as raised:
             self.report["values"].note("training mode was not tried: the reference raises %s" % raised.reason)
+            self.report.left_out.append("calls in training mode by their statistics")
             return
         try:
             ours = self.calls(session.candidate)

@@ -188,21 +188,21 @@ def with_rows(draws, count, generator):
     return changed_together(draws, change)
 
 
-def with_columns(values, count):
-    """The first columns of every tensor, and distributions normalised again."""
-    tensors = leaves(values)
-    widths = set(tensor.shape[-1] for tensor in tensors if tensor.dim() >= 2)
-    if len(widths) != 1 or count >= widths.pop():
+def with_columns(draws, count):
+    """So many columns of every tensor, from those of several draws side by side, and distributions normalised again;
+    None if the inputs share no width, or there are not as many."""
+    widths = set(tensor.shape[-1] for tensor in leaves(draws[0]) if tensor.dim() >= 2)
+    if len(widths) != 1 or count > len(draws) * widths.pop():
         return None
 
-    def change(tensor):
-        if tensor.dim() < 2:
-            return tensor
-        kind, part = kind_of(tensor), tensor[..., :count]
+    def change(*tensors):
+        if tensors[0].dim() < 2:
+            return tensors[0]
+        kind, part = kind_of(tensors[0]), torch.cat(tensors, -1)[..., :count]
         if kind == "distribution":
             return normalised(part.double())
         return part.double().log_softmax(-1) if kind == "log_distribution" else part.contiguous()
-    return changed(values, change)
+    return changed_together(draws, change)
 
 
 def equal_rows(values):

@@ -112,12 +112,15 @@ class Variety:
         widths = set(tensor.shape[-1] for tensor in leaves(values[0]) if tensor.dim() >= 2)
         if not checks.description["parameters"] and len(widths) == 1:
             width = widths.pop()
-            for size in sorted(set(size for size in (width - 3, width // 2 + 1, 1) if 0 < size < width), reverse=True):
+            wide = self.more_columns(values, width)
+            sizes = sorted(set(size for size in (wide, width - 3, width // 2 + 1, 1) if size > 0 and size != width),
+                           reverse=True)
+            for size in sizes:
                 def again(size=size):
                     order = torch.randperm(len(values), generator=session.generator())
-                    return inputs.with_columns(values[int(order[0])], size)
+                    return inputs.with_columns([values[int(number)] for number in order], size)
                 label = "%d columns" % size
-                outcomes.append((label, self.case("shapes", label, again(), again)))
+                outcomes.append((label, self.case("shapes", label, again(), again, lenient=size == wide)))
         self.conclude("shapes", outcomes)
 
     def many_rows(self, values, batch):
@@ -125,6 +128,12 @@ class Variety:
         row = sum(tensor.numel() * tensor.element_size() for tensor in leaves(values)) // batch
         many = max(MANY_ROWS, 2 * batch + 1, min(MOST_ROWS, MANY_BYTES // max(1, row)))
         return many if many * row <= 8 * MANY_BYTES else batch
+
+    def more_columns(self, values, width):
+        """A width beyond the problem's own, which is no multiple of anything."""
+        wide = 2 * width + 3
+        size = sum(tensor.numel() * tensor.element_size() for tensor in leaves(values[0]))
+        return wide if wide <= len(values) * width and size // width * wide <= 8 * MANY_BYTES else width
 
     def hidden(self):
         """Cases that the reference's file brings: get_hidden_inputs(), and get_hidden_cases() with a model for each."""

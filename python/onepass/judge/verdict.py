@@ -51,7 +51,8 @@ def judge_files(reference, candidate, options):
         "candidate": shown(candidate) if candidate else "ModelNew of the reference's file",
         "candidate_given": candidate is not None,
         "device": options.device, "dtype": options.dtype, "size": options.size, "seed": options.seed,
-        "forward_only": options.forward_only, "plain_inputs": options.plain_inputs, "repeats": options.repeats,
+        "forward_only": options.forward_only, "plain_inputs": options.plain_inputs, "not_timed": not options.time,
+        "repeats": options.repeats,
         "python": platform.python_version(), "torch": torch.__version__, "machine": machine(options.device, threads),
         "date": time.strftime("%Y-%m-%d %H:%M:%S %z"),
     })
