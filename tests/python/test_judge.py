@@ -602,6 +602,51 @@ def test_a_random_model_is_compared_in_evaluation_mode(tool):
     assert code == 1, verdict
 
 
+def test_sizes_that_depend_on_values_are_not_timed(tool):
+    """No two inputs give results of one size: there is nothing to repeat, and nobody's fault."""
+    text = """
+        import torch
+        class Model(torch.nn.Module):
+            def forward(self, x):
+                return x[x > 0].sin()
+        ModelNew = Model
+        def get_inputs():
+            return [torch.randn(40, 8)]
+    """
+    code, verdict = tool(text, None, "--plain-inputs", "--trials", "5")
+    assert code == 0, tool.printed.out
+    assert "not compared: gradients, where the reference raises and timed calls (forward), as sizes" in verdict
+
+
+def test_second_gradients_may_be_refused(tool):
+    """And the report says so."""
+    once = """
+        import torch
+        class Sine(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, x):
+                ctx.save_for_backward(x)
+                return torch.sin(x)
+            @staticmethod
+            def backward(ctx, upstream):
+                if torch.is_grad_enabled():
+                    raise RuntimeError("no second gradients")
+                return upstream * torch.cos(ctx.saved_tensors[0])
+        class Model(torch.nn.Module):
+            def forward(self, x):
+                return torch.sin(x)
+        class ModelNew(torch.nn.Module):
+            def forward(self, x):
+                return Sine.apply(x)
+        def get_inputs():
+            return [torch.randn(40, 8)]
+    """
+    code, verdict = tool(once, None, "--plain-inputs", "--no-time")
+    assert code == 0, tool.printed.out
+    lines = [line.split() for line in tool.printed.out.splitlines() if line.startswith("double_backward")]
+    assert lines[0][1:4] == ["ok", "*", "refused,"], lines
+
+
 def test_hidden_inputs_count(tool):
     hidden = textwrap.dedent(REFERENCE) + "\ndef get_hidden_inputs():\n    return [[torch.randn(2, 3, 6)]]\n"
     assert tool(hidden, CANDIDATE, "--no-time")[0] == 0

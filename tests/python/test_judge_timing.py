@@ -257,12 +257,16 @@ def test_tolerances_are_of_what_timed_calls_get():
     """Blends with rows of other inputs: such rows can be the ones on which the reference is far off."""
     blends = []
     reference = Stub(ask=lambda request, **more: blends.append((request, more["patch"])))
-    session = Stub(reference=reference, envelope=lambda dtype: dtype, own_errors=lambda *arguments: None)
+    shapes = {"out.0": (torch.float32, (1,))}
+    session = Stub(reference=reference, envelope=lambda dtype: dtype, own_errors=lambda *arguments: shapes)
     timing = timing_of(session=session, checks=Stub(weights=lambda names: [[1.0]]), patch=lambda: ["x", [[2, 3]]])
     kind = Kind("forward", True, False)
     kind.keys = ["out.0"]
-    assert timing.envelopes(kind, Stub(r={"out.0": torch.zeros(1)})) == {"out.0": torch.float32}
+    evaluation = Stub(r={"out.0": torch.zeros(1)}, reference=Stub(shapes=dict(shapes)))
+    assert timing.envelopes(kind, evaluation) == {"out.0": torch.float32}
     assert blends and all(made == ("blend", ["x", [[2, 3]]]) for made in blends)
+    shapes["out.0"] = torch.float32, (2,)  # a result whose size depends on values
+    assert timing.envelopes(kind, evaluation) is None
 
 
 @pytest.mark.parametrize("milliseconds, status", [(1e-6, "fail"), (5.0, "fail"), (9.5, "pass"), (10.0, "pass")])

@@ -267,7 +267,8 @@ class Session:
         return None
 
     def own_errors(self, name, train, envelopes, grad=None, slots=("model", "exact"), restore=True):
-        """Adds the reference's errors on more inputs to the envelopes; the candidate sees nothing of it."""
+        """Adds the reference's errors on more inputs to the envelopes; the candidate sees nothing of it. The types and
+        shapes of all the results."""
         options = {"train": train, "grad": grad, "seed": self.seed(), "restore": restore}
         call = self.reference.call("low" if self.low else slots[0], name,
                                    dtype=torch.float32 if self.low else None, **options)
@@ -277,6 +278,7 @@ class Session:
         exact = self.again(slots[1], name, torch.float64, shapes, ranges, options)
         for key in exact:
             envelopes[key].add(own[key], exact[key], self.own_scale)
+        return call.shapes
 
     def envelope(self, dtype=None):
         return compare.Envelope(dtype or self.dtype, self.compare_on)
