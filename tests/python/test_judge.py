@@ -431,7 +431,7 @@ def test_a_rejection_in_every_output(tool, tmp_path):
 
 
 def test_quiet_prints_the_verdict_alone(tool):
-    code, verdict = tool(REFERENCE, CANDIDATE, "--no-time", "--quiet")
+    code, verdict = tool(REFERENCE, CANDIDATE, "--no-time", "--quiet", "--plain-inputs", "--forward-only")
     assert code == 0 and tool.printed.out == verdict + "\n" and tool.printed.err == ""
 
 
@@ -445,9 +445,9 @@ def test_a_seed_repeats_the_numbers(tool, tmp_path):
 
 def test_the_reference_own_model_new(tool):
     text = textwrap.dedent(REFERENCE) + "\nclass ModelNew(Model):\n    pass\n"
-    assert tool(text, None, "--no-time")[0] == 0
+    assert tool(text, None, "--no-time", "--plain-inputs")[0] == 0
     wrong = text.replace("    pass", "    def forward(self, x):\n        return torch.tanh(self.linear(2 * x))")
-    code, verdict = tool(wrong, None, "--no-time")
+    code, verdict = tool(wrong, None, "--no-time", "--fail-fast")
     assert code == 1 and verdict.startswith("rejected: values: ")
 
 
@@ -531,10 +531,10 @@ def both(text):
 
 def test_forward_only(tool):
     cut = CANDIDATE.replace("self.linear(x)", "self.linear(x.detach())")
-    code, verdict = tool(REFERENCE, cut, "--no-time")
+    code, verdict = tool(REFERENCE, cut, "--no-time", "--fail-fast")
     assert code == 1 and verdict.startswith("rejected: gradients: ")
-    code, verdict = tool(REFERENCE, cut, "--no-time", "--forward-only")
-    assert code == 0 and ", forward only, not timed" in verdict
+    code, verdict = tool(REFERENCE, cut, "--no-time", "--forward-only", "--plain-inputs")
+    assert code == 0 and ", forward only, plain inputs, not timed" in verdict
 
 
 def test_plain_inputs_are_not_varied(tool):
@@ -552,7 +552,7 @@ def test_other_types(tool, dtype):
         pytest.skip("this PyTorch has no %s here: %s" % (dtype, verdict))
     assert code == 0, tool.printed.out
     wrong = CANDIDATE.replace("torch.tanh(", "%s * torch.tanh(" % ("(1 + 1e-9)" if dtype == "float64" else "1.5"))
-    code, verdict = tool(REFERENCE, wrong, "--dtype", dtype, "--no-time")
+    code, verdict = tool(REFERENCE, wrong, "--dtype", dtype, "--no-time", "--fail-fast")
     assert code == 1 and verdict.startswith("rejected: values: "), tool.printed.out
 
 
@@ -596,9 +596,9 @@ def test_nested_inputs_and_several_outputs(tool):
 def test_a_random_model_is_compared_in_evaluation_mode(tool):
     text = REFERENCE.replace("torch.tanh(self.linear(x))",
                              "torch.nn.functional.dropout(torch.tanh(self.linear(x)), 0.5, self.training)")
-    code, verdict = tool(*both(text), "--no-time")
+    code, verdict = tool(*both(text), "--no-time", "--plain-inputs")
     assert code == 0 and "random in training mode" in tool.printed.out
-    code, verdict = tool(text, both(text)[1].replace("0.5, self.training", "0.5, True"), "--no-time")
+    code, verdict = tool(text, both(text)[1].replace("0.5, self.training", "0.5, True"), "--no-time", "--fail-fast")
     assert code == 1, verdict
 
 
@@ -706,7 +706,7 @@ def test_the_luck_of_the_reference_does_not_count_in_steps(tool):
     code, verdict = tool(reference, exact, *options)
     assert code == 0, tool.printed.out
     assert "2 tensors compared after 5 steps" in tool.printed.out
-    code, verdict = tool(reference, exact.replace(".detach()", ".detach() + 1e-10"), *options)
+    code, verdict = tool(reference, exact.replace(".detach()", ".detach() + 1e-10"), *options, "--fail-fast")
     assert code == 1 and verdict.startswith("rejected: buffers: "), verdict
 
 
