@@ -1,5 +1,6 @@
 # Gives itself a higher priority for the time of a call, and takes it back before it returns.
 # problem: kl_div
+# options: --trials 5 --plain-inputs
 # rejected by: tampering
 
 import contextlib
