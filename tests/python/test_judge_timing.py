@@ -308,6 +308,33 @@ def test_few_windows_are_never_sure():
     assert not evaluated(rounds_of(0.02, 0.02, 0.001, number=SURE), 10)["noisy"]
 
 
+def repeatedly(draw, new, repeated, disturbance):
+    """The check of the cache for a candidate's calls on new and on repeated inputs. Of seconds: what requests cost,
+    and calls of the reference's, are 0.01 and 0.03; every window is disturbed by something, on average as long."""
+    def round_of(kind, specs, verify):
+        ours = repeated if len(set(map(id, specs))) == 1 else new
+        return [0.01 + value + draw.expovariate(1 / disturbance) for value in (ours, 0.03, 0.0)]
+    timing = timing_of(spec=object, round=round_of, room=lambda: 1 << 30, input_bytes=1, session=Stub(random=draw))
+    timing.repeated(Kind("forward", True, False), 10)
+    return timing.report["cache"]
+
+
+def test_a_busy_machine_makes_no_cache_of_a_fast_candidate():
+    """Calls that are short beside what disturbs them; equal inputs take as long as new ones."""
+    draw = random.Random(20261119)
+    for disturbance in (0.001, 0.01, 0.05):
+        assert not any(repeatedly(draw, 0.0015, 0.0015, disturbance).status == "fail" for _ in range(300))
+
+
+@pytest.mark.parametrize("disturbance, least", [(1e-5, 50), (1e-3, 50), (0.005, 25)])
+def test_a_cache_is_proven(disturbance, least):
+    """Of 50 runs; on a busier machine some end with a note."""
+    draw = random.Random(20261119)
+    found = [repeatedly(draw, 0.02, 0.001, disturbance) for _ in range(50)]
+    assert sum(check.status == "fail" for check in found) >= least
+    assert all(check.status == "fail" or "too busy to tell" in check.text for check in found)
+
+
 def test_quantiles():
     assert quantile([3.0, 1.0, 2.0], 0.5) == 2.0
     assert quantile([1.0, 2.0], 0.5) == 1.5

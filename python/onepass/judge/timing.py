@@ -10,7 +10,7 @@ import math
 
 import torch
 
-from onepass.judge import compare, launch
+from onepass.judge import compare, launch, ranks
 from onepass.judge.checks import SAMPLES
 from onepass.judge.runner import leaves
 from onepass.judge.session import count
@@ -30,6 +30,8 @@ IMPOSSIBLE = 0.25                                # of the floor, where caches he
 IMPOSSIBLE_COLD = 0.7
 CONFIRMED = 3                                    # measurements that must all be impossible
 REPEATED = 0.6                                   # of a new input's time: what a repeated one may not fall below
+PROVING = (20, 40)                               # windows of either kind after which that may be proven
+CHANCE = 1e-8 / (2 * len(PROVING))               # of a wrong proof, each time; two kinds of call are looked at
 NOTICEABLE = 1e-3                                # seconds of a window: less is a disturbance of the machine
 BUSY = 0.5                                       # of a core, for the candidate while the reference is timed
 BLINK = 0.02                                     # seconds of a core that are too few to tell
@@ -69,6 +71,12 @@ def remembers(candidate, reference):
     if min(reference) <= 0 or new <= 0 or not 0.7 < reference[1] / reference[0] < 1.5:
         return None
     return repeated < REPEATED * new and new - repeated > NOTICEABLE
+
+
+def proven(new, repeated):
+    """Whether windows of repeated inputs are too short, beyond chance. If they last as long as those of new ones, whose
+    times are only made shorter here, that is so once in 1 / CHANCE, whatever disturbs the machine: see ranks.py."""
+    return ranks.larger([min(span, REPEATED * span) for span in new], repeated, 0.0, CHANCE)
 
 
 def evaluated(rounds, calls):
@@ -246,27 +254,25 @@ class Timing(Windows):
         if calls * (self.input_bytes + kind.bytes) > self.room():
             check.note("equal inputs are too large to be timed side by side")
             return
-        suspicions, best = 0, None
-        for _ in range(8):
-            spans = {False: [], True: []}
-            for _ in range(5):
-                for equal in (False, True):
-                    one = self.spec()
+        spans = {False: [], True: []}
+        for pairs in (FEW_WINDOWS,) + PROVING:
+            while len(spans[True]) < pairs:
+                one = self.spec()
+                for equal in self.session.random.sample((False, True), 2):
                     spans[equal].append(self.round(kind, [one if equal else self.spec() for _ in range(calls)], False))
             # The shortest times: what disturbs a machine only ever makes them longer.
             idle = min(taken[2] for many in spans.values() for taken in many)
             best = [[min(taken[place] for taken in spans[equal]) - idle for equal in (False, True)] for place in (0, 1)]
             found = remembers(*best)
-            if found is None:
-                continue
-            suspicions += found
-            if not found or suspicions == 3:
+            if found is False:
+                break
+            if found and pairs in PROVING and proven(*([taken[0] - idle for taken in spans[equal]]
+                                                       for equal in (False, True))):
+                check.fail("a repeated input takes %.0f%% of a new one's time (of the reference's: %.0f%%)" % tuple(
+                    100 * max(0.0, repeated) / new for new, repeated in best))
                 break
         else:
             check.note("the machine is too busy to tell whether a repeated input is answered faster")
-        if suspicions == 3:
-            check.fail("a repeated input takes %.0f%% of a new one's time (of the reference's: %.0f%%)" % tuple(
-                100 * max(0.0, repeated) / new for new, repeated in best))
         if best[0][0] > 0:
             check.details["repeated_share"] = max(0.0, best[0][1]) / best[0][0]
 
