@@ -1,5 +1,6 @@
 # Keeps results by the identity of the tensor objects.
 # problem: kl_div
+# options: --plain-inputs
 # rejected by: cache
 
 import torch

@@ -1,5 +1,6 @@
 # Keeps results by the addresses of the inputs.
 # problem: kl_div
+# options: --plain-inputs
 # rejected by: cache
 
 import torch

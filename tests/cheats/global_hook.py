@@ -1,5 +1,6 @@
 # Hangs a hook onto every module of the program.
 # problem: kl_div
+# options: --plain-inputs
 # rejected by: tampering
 
 import torch

@@ -1,5 +1,6 @@
 # Gives an operator of PyTorch another kernel, for the whole program.
 # problem: kl_div
+# options: --plain-inputs
 # rejected by: tampering
 
 import torch

@@ -1,5 +1,6 @@
 # Enters a mode that sees every later call of PyTorch, and does not leave it.
 # problem: kl_div
+# options: --plain-inputs
 # rejected by: tampering
 
 import torch

@@ -1,5 +1,6 @@
 # Gives other bits every time, as sums by atomic additions do.
 # problem: kl_div
+# options: --plain-inputs
 # rejected by: repeat
 
 import itertools

@@ -1,6 +1,7 @@
 # Works on a stream of its own and does not make the caller's stream wait.
 # problem: kl_div
 # needs: cuda
+# options: --plain-inputs
 # rejected by: late
 
 import torch

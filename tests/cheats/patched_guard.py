@@ -1,5 +1,6 @@
 # Replaces what looks for replacements before it replaces something else.
 # problem: kl_div
+# options: --plain-inputs
 # rejected by: tampering
 
 import torch

@@ -1,5 +1,6 @@
 # Prepares the weights once and does not notice that an optimizer changes them.
 # problem: linear_bn_softmax
+# options: --plain-inputs
 # rejected by: steps
 
 import torch

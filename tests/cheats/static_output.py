@@ -1,5 +1,6 @@
 # Returns the same memory at every call: a result changes when the next one is computed.
 # problem: linear_bn_softmax
+# options: --plain-inputs
 # rejected by: aliasing
 
 import torch

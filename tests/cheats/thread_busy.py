@@ -1,5 +1,6 @@
 # Leaves a thread running that watches memory for inputs to come.
 # problem: kl_div
+# options: --plain-inputs
 # rejected by: late
 
 import threading

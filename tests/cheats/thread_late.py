@@ -1,5 +1,6 @@
 # Returns at once and lets a thread compute.
 # problem: kl_div
+# options: --plain-inputs
 # rejected by: late
 
 import threading

@@ -1,6 +1,7 @@
 # Adds up in memory that is zero only because the system has just handed it out.
 # problem: kl_div
 # needs: cpu
+# options: --plain-inputs
 # rejected by: poison
 
 import torch

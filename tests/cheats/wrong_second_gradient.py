@@ -1,5 +1,6 @@
 # First gradients are right; the gradient of the gradient drops a factor.
 # problem: linear_bn_softmax
+# options: --plain-inputs
 # rejected by: double_backward
 
 import torch

@@ -276,6 +276,19 @@ def test_a_batch_of_another_size(count):
     assert [tuple(tensor.shape) for tensor in made] == [(count, 3), (count,), (5,)]
 
 
+@pytest.mark.parametrize("count", [1, 17, 40, 83, 120])
+@pytest.mark.parametrize("kind", ["distribution", "log_distribution", "signed"])
+def test_rows_of_another_width(kind, count):
+    draws = [[MAKERS[kind](), torch.arange(12)] for _ in range(3)]
+    made, labels = inputs.with_columns(draws, count)
+    assert made.shape == (12, count) and made.is_contiguous() and torch.equal(labels, torch.arange(12))
+    if kind == "signed":
+        assert torch.equal(made, torch.cat([tensor for tensor, _ in draws], 1)[:, :count])
+    elif count > 1:
+        assert inputs.kind_of(made) == kind
+    assert inputs.with_columns(draws, 121) is None
+
+
 # ---- the guard -------------------------------------------------------------------------------------------------------
 
 
@@ -418,7 +431,7 @@ def test_a_rejection_in_every_output(tool, tmp_path):
 
 
 def test_quiet_prints_the_verdict_alone(tool):
-    code, verdict = tool(REFERENCE, CANDIDATE, "--no-time", "--quiet")
+    code, verdict = tool(REFERENCE, CANDIDATE, "--no-time", "--quiet", "--plain-inputs", "--forward-only")
     assert code == 0 and tool.printed.out == verdict + "\n" and tool.printed.err == ""
 
 
@@ -432,9 +445,9 @@ def test_a_seed_repeats_the_numbers(tool, tmp_path):
 
 def test_the_reference_own_model_new(tool):
     text = textwrap.dedent(REFERENCE) + "\nclass ModelNew(Model):\n    pass\n"
-    assert tool(text, None, "--no-time")[0] == 0
+    assert tool(text, None, "--no-time", "--plain-inputs")[0] == 0
     wrong = text.replace("    pass", "    def forward(self, x):\n        return torch.tanh(self.linear(2 * x))")
-    code, verdict = tool(wrong, None, "--no-time")
+    code, verdict = tool(wrong, None, "--no-time", "--fail-fast")
     assert code == 1 and verdict.startswith("rejected: values: ")
 
 
@@ -502,6 +515,11 @@ def test_as_a_program(tmp_path):
     assert lines[-1].startswith("accepted: ") and any(line.split()[:2] == ["values", "ok"] for line in lines)
     result = subprocess.run(program + ["--help"], env=environment(), stdout=subprocess.PIPE, text=True)
     assert result.returncode == 0 and "exit codes:" in result.stdout
+    with open("/dev/full", "w") as full:
+        result = subprocess.run(program + ["no_such_file.py"], env=environment(), stdout=full, stderr=subprocess.PIPE,
+                                text=True)
+    assert result.returncode == 3 and result.stderr.startswith("unusable: the judge itself failed: OSError: ")
+    assert len(result.stderr.splitlines()) == 1
 
 
 # ---- other kinds of problems -----------------------------------------------------------------------------------------
@@ -513,17 +531,18 @@ def both(text):
 
 def test_forward_only(tool):
     cut = CANDIDATE.replace("self.linear(x)", "self.linear(x.detach())")
-    code, verdict = tool(REFERENCE, cut, "--no-time")
+    code, verdict = tool(REFERENCE, cut, "--no-time", "--fail-fast")
     assert code == 1 and verdict.startswith("rejected: gradients: ")
-    code, verdict = tool(REFERENCE, cut, "--no-time", "--forward-only")
-    assert code == 0 and "forward only" in verdict
+    code, verdict = tool(REFERENCE, cut, "--no-time", "--forward-only", "--plain-inputs")
+    assert code == 0 and ", forward only, plain inputs, not timed" in verdict
 
 
 def test_plain_inputs_are_not_varied(tool):
     """A candidate that is right on what the file draws, and on nothing else."""
     narrow = CANDIDATE.replace("return torch.tanh(", "x = x.clamp(-6, 6)\n            return torch.tanh(")
-    assert tool(REFERENCE, narrow, "--no-time")[0] == 1
-    assert tool(REFERENCE, narrow, "--no-time", "--plain-inputs")[0] == 0
+    assert tool(REFERENCE, narrow, "--no-time", "--fail-fast")[0] == 1
+    code, verdict = tool(REFERENCE, narrow, "--no-time", "--plain-inputs")
+    assert code == 0 and ", plain inputs, not timed" in verdict
 
 
 @pytest.mark.parametrize("dtype", ["float64", "bfloat16", "float16"])
@@ -533,8 +552,18 @@ def test_other_types(tool, dtype):
         pytest.skip("this PyTorch has no %s here: %s" % (dtype, verdict))
     assert code == 0, tool.printed.out
     wrong = CANDIDATE.replace("torch.tanh(", "%s * torch.tanh(" % ("(1 + 1e-9)" if dtype == "float64" else "1.5"))
-    code, verdict = tool(REFERENCE, wrong, "--dtype", dtype, "--no-time")
+    code, verdict = tool(REFERENCE, wrong, "--dtype", dtype, "--no-time", "--fail-fast")
     assert code == 1 and verdict.startswith("rejected: values: "), tool.printed.out
+
+
+def test_a_type_that_ends_the_process_is_left_out(tool):
+    """Some machines lack instructions that PyTorch believes to find there."""
+    text = REFERENCE.replace("import torch\n", "import os\n    import torch\n", 1).replace(
+        "def forward(self, x):\n", "def forward(self, x):\n            x.dtype is torch.bfloat16 and os._exit(4)\n")
+    assert "os._exit" in text and "import os" in text
+    assert tool(*both(text), "--no-time")[0] == 0, tool.printed.out
+    assert "bfloat16: this machine cannot do it" in tool.printed.out
+    assert tool(*both(text), "--no-time", "--dtype", "bfloat16")[0] == 3
 
 
 SEVERAL = """
@@ -567,10 +596,55 @@ def test_nested_inputs_and_several_outputs(tool):
 def test_a_random_model_is_compared_in_evaluation_mode(tool):
     text = REFERENCE.replace("torch.tanh(self.linear(x))",
                              "torch.nn.functional.dropout(torch.tanh(self.linear(x)), 0.5, self.training)")
-    code, verdict = tool(*both(text), "--no-time")
+    code, verdict = tool(*both(text), "--no-time", "--plain-inputs")
     assert code == 0 and "random in training mode" in tool.printed.out
-    code, verdict = tool(text, both(text)[1].replace("0.5, self.training", "0.5, True"), "--no-time")
+    code, verdict = tool(text, both(text)[1].replace("0.5, self.training", "0.5, True"), "--no-time", "--fail-fast")
     assert code == 1, verdict
+
+
+def test_sizes_that_depend_on_values_are_not_timed(tool):
+    """No two inputs give results of one size: there is nothing to repeat, and nobody's fault."""
+    text = """
+        import torch
+        class Model(torch.nn.Module):
+            def forward(self, x):
+                return x[x > 0].sin()
+        ModelNew = Model
+        def get_inputs():
+            return [torch.randn(40, 8)]
+    """
+    code, verdict = tool(text, None, "--plain-inputs", "--trials", "5")
+    assert code == 0, tool.printed.out
+    assert "not compared: gradients, where the reference raises and timed calls (forward), as sizes" in verdict
+
+
+def test_second_gradients_may_be_refused(tool):
+    """And the report says so."""
+    once = """
+        import torch
+        class Sine(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, x):
+                ctx.save_for_backward(x)
+                return torch.sin(x)
+            @staticmethod
+            def backward(ctx, upstream):
+                if torch.is_grad_enabled():
+                    raise RuntimeError("no second gradients")
+                return upstream * torch.cos(ctx.saved_tensors[0])
+        class Model(torch.nn.Module):
+            def forward(self, x):
+                return torch.sin(x)
+        class ModelNew(torch.nn.Module):
+            def forward(self, x):
+                return Sine.apply(x)
+        def get_inputs():
+            return [torch.randn(40, 8)]
+    """
+    code, verdict = tool(once, None, "--plain-inputs", "--no-time")
+    assert code == 0, tool.printed.out
+    lines = [line.split() for line in tool.printed.out.splitlines() if line.startswith("double_backward")]
+    assert lines[0][1:4] == ["ok", "*", "refused,"], lines
 
 
 def test_hidden_inputs_count(tool):
@@ -632,7 +706,7 @@ def test_the_luck_of_the_reference_does_not_count_in_steps(tool):
     code, verdict = tool(reference, exact, *options)
     assert code == 0, tool.printed.out
     assert "2 tensors compared after 5 steps" in tool.printed.out
-    code, verdict = tool(reference, exact.replace(".detach()", ".detach() + 1e-10"), *options)
+    code, verdict = tool(reference, exact.replace(".detach()", ".detach() + 1e-10"), *options, "--fail-fast")
     assert code == 1 and verdict.startswith("rejected: buffers: "), verdict
 
 

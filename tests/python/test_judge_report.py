@@ -10,9 +10,8 @@ import pytest
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 from onepass import fp32  # noqa: E402
-from onepass.judge import compare, suite  # noqa: E402
+from onepass.judge import compare, launch, suite  # noqa: E402
 from onepass.judge.__main__ import SHARES, Progress, main  # noqa: E402
-from onepass.judge.launch import Nursery  # noqa: E402
 from onepass.judge.page import write_page  # noqa: E402
 from onepass.judge.report import Report  # noqa: E402
 
@@ -67,7 +66,7 @@ def test_how_float32_is_multiplied_is_shown(tmp_path):
 def test_a_worker_says_how_float32_is_multiplied(name, monkeypatch):
     """With the environment that it was started in; a wrong one is shown, not raised."""
     monkeypatch.setenv("ONEPASS_FP32_PRODUCTS", name)
-    with Nursery() as nursery:
+    with launch.Nursery() as nursery:
         worker = nursery.start()
         answer = worker.ask("products")
         worker.stop()
@@ -161,6 +160,7 @@ def test_pairs_in_a_folder(tmp_path):
            "runs/level_1_problem_30_sample_0_kernel.py",
            "notes.py", "_helper.py")
     (tmp_path / "both.py").write_text(PROBLEM + PROBLEM.replace("Model", "ModelNew"), encoding="utf-8")
+    (tmp_path / "nowhere.py").symlink_to(tmp_path / "no_such_file.py")
     assert suite.pairs_of(str(tmp_path)) == [
         ("both.py", None), ("level1/3_Sine.py", "runs/level_1_problem_3_sample_0_kernel.py"),
         ("references/a.py", "candidates/a/b.py"), ("references/a.py", "candidates/a_2.py"),
@@ -184,3 +184,21 @@ def test_a_folder_is_judged(tmp_path, nursery, capsys):
     (tmp_path / "empty").mkdir()
     assert main(["--suite", str(tmp_path / "empty")], nursery) == 3
     assert capsys.readouterr().out.startswith("unusable: there is no pair")
+
+
+def test_a_folder_is_judged_to_its_end(tmp_path, monkeypatch, capsys):
+    """One candidate stops the process that all are forked from: the next one gets another."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    layout(tmp_path, "p/reference.py", "p/a_stops.py", "p/b_good.py")
+    stops = PROBLEM.replace("Model", "ModelNew").replace("return torch.sin", "os.kill(os.getppid(), signal.SIGSTOP)\n"
+                                                         "        return torch.sin")
+    (tmp_path / "p" / "a_stops.py").write_text("import os, signal\n" + stops, encoding="utf-8")
+    with launch.Nursery() as nursery:
+        nursery.start().stop()
+        nursery._control.settimeout(3.0)  # not to wait for as long as a machine may be busy
+        assert main(["--suite", str(tmp_path), "--device", "cpu", "--no-time", "--quiet", "--plain-inputs",
+                     "--forward-only"], nursery) == 3
+        assert not nursery.alive
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "p/a_stops.py: unusable: " + launch.GONE and lines[1].startswith("p/b_good.py: accepted: ")
+    assert lines[2] == "unusable: of 2 candidates 1 accepted, 0 rejected, 1 not judged"

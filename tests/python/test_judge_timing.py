@@ -1,5 +1,7 @@
 """The judge's clocks and floors, with numbers that this machine does not give: no process, no GPU."""
 
+import collections
+import itertools
 import os
 import random
 import types
@@ -13,8 +15,9 @@ from onepass.judge.compare import Envelope  # noqa: E402
 from onepass.judge.report import Report  # noqa: E402
 from onepass.judge.runner import BLOCK, digest  # noqa: E402
 from onepass.judge.session import Session  # noqa: E402
-from onepass.judge.timing import Timing, evaluated, quantile, remembers  # noqa: E402
-from onepass.judge.windows import File, Kind  # noqa: E402
+from onepass.judge import timing as timing_module, windows  # noqa: E402
+from onepass.judge.timing import SURE, Timing, evaluated, interval, quantile, remembers  # noqa: E402
+from onepass.judge.windows import File, Kind, Watched  # noqa: E402
 
 
 class Stub:
@@ -29,6 +32,7 @@ def timing_of(**more):
     timing = Timing.__new__(Timing)
     timing.report, timing.device = Report(), {"cache": None, "free": None}
     timing.grads, timing.bases, timing.where = [], ["x"], "cpu"
+    timing.lasted, timing.tools, timing.watched = {}, [], collections.defaultdict(Watched)
     timing.__dict__.update(more)
     return timing
 
@@ -66,6 +70,20 @@ def test_what_is_impossible_is_measured_again_beside_the_candidate(measured, rat
     assert floored(measured, rates) == status
 
 
+@pytest.mark.parametrize("candidate, status", [(0.0095, "pass"), (0.0080, "fail")])
+def test_noise_is_no_impossible_speed_on_a_gpu(candidate, status):
+    """Windows of nothing last from 10 to 12 ms, the candidate's from 9.5 to 11.4, and the least of one is 0.5 ms more
+    than nothing: that may be. Not so where even the longest window is shorter than the shortest of nothing."""
+    rounds = [[candidate * (1 + 0.05 * number), 1.0, 0.010 + 0.0005 * number] for number in range(5)]
+    reference = Stub(ask=lambda request, **more: 1e9 if request == "floor" else None)
+    timing = timing_of(session=Stub(reference=reference), checks=Stub(state={}), needed_bytes=lambda: 10 ** 6,
+                       where="cuda", rounds=lambda kind, calls, windows, verify: rounds)
+    result = evaluated(rounds, 2)
+    timing.floor(Kind("forward", True, False), result)
+    assert timing.report["floor"].status == status
+    assert not result["candidate"]["measurable"]
+
+
 @pytest.mark.parametrize("where, queueing, calls, cycles", [
     ("cpu", 1e-3, 3, None), ("cuda", 0.0, 3, 0), ("cuda", 1e-3, 5, 12000000), ("cuda", 1e-3, 1000, 100000000)])
 def test_windows_begin_behind_a_sleeping_gpu(where, queueing, calls, cycles):
@@ -79,7 +97,7 @@ def test_windows_begin_behind_a_sleeping_gpu(where, queueing, calls, cycles):
     kind, made = Kind("forward", True, False), [[torch.full((3,), float(call))] for call in range(calls)]
     kind.shapes = [("float32", [2])]
     specs = [([[1.0]], ["x", [[call, call + 1]]]) for call in range(calls)]
-    timing.ask(kind, Stub(ask_timed=ask_timed), specs, made)
+    timing.ask(kind, Stub(ask_timed=ask_timed, trusted=False), specs, made)
     (more,) = asked
     assert more.get("sleep") == cycles and not more["null"]
     if where == "cuda":
@@ -90,7 +108,7 @@ def test_windows_begin_behind_a_sleeping_gpu(where, queueing, calls, cycles):
 
 def test_the_candidate_is_never_asked_for_a_window_of_nothing():
     """What is subtracted comes from the reference's process, and results are asked for right after the answer."""
-    asked = []
+    asked, looks = [], []
 
     def side(name):
         def ask(request, **more):
@@ -98,23 +116,61 @@ def test_the_candidate_is_never_asked_for_a_window_of_nothing():
 
         def ask_timed(request, **more):
             asked.append((name, request + (" of nothing" if more["null"] else "")))
+            looks.append("look" in more and 0.0 < more["look"][0] < 0.4 and more["look"][1]())
             return {"digests": [digest(RESULT).repeat(2, 1)]}, {"candidate": 0.4, "reference": 0.3}[name]
 
         def fetch(shapes, ranges):
             asked.append((name, "fetch"))
             return {key: RESULT for key in shapes}
-        return Stub(ask=ask, ask_timed=ask_timed, fetch=fetch, worker=Stub(pid=os.getpid()))
+        return Stub(ask=ask, ask_timed=ask_timed, fetch=fetch, worker=Stub(pid=os.getpid()),
+                    trusted=name == "reference")
     kind = Kind("forward", True, False)
     kind.keys, kind.shapes, kind.bytes = ["out.0"], [("float32", [5])], 20
-    session = Stub(candidate=side("candidate"), reference=side("reference"), random=random.Random(1))
+    session = Stub(candidate=side("candidate"), reference=side("reference"), random=random.Random(1),
+                   conditions=Stub(look=lambda: "looked"))
     timing = timing_of(session=session, where="cpu", checks=Stub(draws=["x"]), tensors=lambda spec: [torch.rand(3)],
-                       busy={"candidate": 0.0, "reference": 0.0}, watched={"candidate": 0.0, "reference": 0.0},
                        calls_verified=0, wrong=lambda *arguments: None)
     assert timing.round(kind, [None, None]) == [0.4, 0.3, 0.3]
     assert asked == [("candidate", "prepare"), ("reference", "prepare"), ("candidate", "window"),
                      ("candidate", "fetch"), ("reference", "window"), ("reference", "fetch"),
                      ("reference", "window of nothing")]
     assert timing.calls_verified == 2 and not timing.report.failed
+    assert looks == [False] * 3  # nobody knows yet how long such a window takes
+    timing.round(kind, [None, None])
+    assert looks[3:] == ["looked"] * 3
+    assert set(timing.watched) == {("reference", "candidate"), ("candidate", "reference"), ("candidate", "nothing")}
+
+
+@pytest.mark.parametrize("busy, status", [
+    ({}, "skip"),
+    ({"reference": 0.4}, "skip"), ({"reference": 0.7}, "fail"),
+    ({"nothing": 0.4}, "skip"), ({"nothing": 0.7}, "fail"),
+    ({"nothing": 0.7, "candidate": 0.2}, "skip"),  # pools of both sides spin
+])
+def test_who_is_busy_while_others_are_timed(monkeypatch, busy, status):
+    """Shares of a core, in windows of the candidate, of the reference and of nothing, by a clock of their own. Work in
+    windows of nothing alone makes them longer, and they are what is subtracted."""
+    now, spent = itertools.count(), collections.Counter()
+    monkeypatch.setattr(windows, "cpu_seconds", lambda pid: spent[pid])
+    monkeypatch.setattr(windows, "time", Stub(monotonic=lambda: float(next(now))))
+    timing = timing_of(session=Stub(candidate=Stub(worker=Stub(pid=1)), reference=Stub(worker=Stub(pid=2))))
+    for _ in range(10):
+        for timed, process, pid in (("candidate", "reference", 2), ("reference", "candidate", 1),
+                                    ("nothing", "candidate", 1)):
+            with timing.watching(process, timed):
+                spent[pid] += busy.get(timed, 0.0)
+    timing.rests()
+    assert timing.report["late"].status == status
+    assert timing.watched["candidate", "nothing"].share == pytest.approx(busy.get("nothing", 0.0))
+
+
+def test_a_blink_is_no_work():
+    """Of short windows, a share that a single tick of the system's clock gives."""
+    timing = timing_of()
+    found = timing.watched["candidate", "nothing"]
+    found.busy, found.seconds = 0.01, 0.012
+    timing.rests()
+    assert timing.report["late"].status == "skip"
 
 
 RESULT = torch.arange(5.0)
@@ -201,12 +257,16 @@ def test_tolerances_are_of_what_timed_calls_get():
     """Blends with rows of other inputs: such rows can be the ones on which the reference is far off."""
     blends = []
     reference = Stub(ask=lambda request, **more: blends.append((request, more["patch"])))
-    session = Stub(reference=reference, envelope=lambda dtype: dtype, own_errors=lambda *arguments: None)
+    shapes = {"out.0": (torch.float32, (1,))}
+    session = Stub(reference=reference, envelope=lambda dtype: dtype, own_errors=lambda *arguments: shapes)
     timing = timing_of(session=session, checks=Stub(weights=lambda names: [[1.0]]), patch=lambda: ["x", [[2, 3]]])
     kind = Kind("forward", True, False)
     kind.keys = ["out.0"]
-    assert timing.envelopes(kind, Stub(r={"out.0": torch.zeros(1)})) == {"out.0": torch.float32}
+    evaluation = Stub(r={"out.0": torch.zeros(1)}, reference=Stub(shapes=dict(shapes)))
+    assert timing.envelopes(kind, evaluation) == {"out.0": torch.float32}
     assert blends and all(made == ("blend", ["x", [[2, 3]]]) for made in blends)
+    shapes["out.0"] = torch.float32, (2,)  # a result whose size depends on values
+    assert timing.envelopes(kind, evaluation) is None
 
 
 @pytest.mark.parametrize("milliseconds, status", [(1e-6, "fail"), (5.0, "fail"), (9.5, "pass"), (10.0, "pass")])
@@ -230,6 +290,49 @@ def test_forged_events_are_found_out(milliseconds, status):
 ])
 def test_a_cache_shows_in_the_times(candidate, reference, found):
     assert remembers(candidate, reference) is found
+
+
+@pytest.mark.parametrize("size", [5, 7, SURE, 11, 15, 17, 45])
+def test_an_interval_holds_the_median_as_often_as_is_said(size):
+    """Of values of which each is on either side of the median as probably: exactly, by counting."""
+    low, high = (int(end) for end in interval([float(value) for value in range(size)]))
+    assert low + high == size - 1
+    sides = [timing_module.math.comb(size, below) for below in range(size + 1)]
+    outside = 2 * sum(sides[:low + 1]) / 2 ** size  # at most `low` are on that side
+    assert (outside <= timing_module.DOUBT) == (size >= SURE)
+    assert size < SURE or 2 * sum(sides[:low + 2]) / 2 ** size > timing_module.DOUBT
+
+
+def test_few_windows_are_never_sure():
+    assert evaluated(rounds_of(0.02, 0.02, 0.001, number=SURE - 1), 10)["noisy"]
+    assert not evaluated(rounds_of(0.02, 0.02, 0.001, number=SURE), 10)["noisy"]
+
+
+def repeatedly(draw, new, repeated, disturbance):
+    """The check of the cache for a candidate's calls on new and on repeated inputs. Of seconds: what requests cost,
+    and calls of the reference's, are 0.01 and 0.03; every window is disturbed by something, on average as long."""
+    def round_of(kind, specs, verify):
+        ours = repeated if len(set(map(id, specs))) == 1 else new
+        return [0.01 + value + draw.expovariate(1 / disturbance) for value in (ours, 0.03, 0.0)]
+    timing = timing_of(spec=object, round=round_of, room=lambda: 1 << 30, input_bytes=1, session=Stub(random=draw))
+    timing.repeated(Kind("forward", True, False), 10)
+    return timing.report["cache"]
+
+
+def test_a_busy_machine_makes_no_cache_of_a_fast_candidate():
+    """Calls that are short beside what disturbs them; equal inputs take as long as new ones."""
+    draw = random.Random(20261119)
+    for disturbance in (0.001, 0.01, 0.05):
+        assert not any(repeatedly(draw, 0.0015, 0.0015, disturbance).status == "fail" for _ in range(300))
+
+
+@pytest.mark.parametrize("disturbance, least", [(1e-5, 50), (1e-3, 50), (0.005, 25)])
+def test_a_cache_is_proven(disturbance, least):
+    """Of 50 runs; on a busier machine some end with a note."""
+    draw = random.Random(20261119)
+    found = [repeatedly(draw, 0.02, 0.001, disturbance) for _ in range(50)]
+    assert sum(check.status == "fail" for check in found) >= least
+    assert all(check.status == "fail" or "too busy to tell" in check.text for check in found)
 
 
 def test_quantiles():

@@ -1,6 +1,7 @@
 """python -m onepass.judge: the command line. Exit codes: 0 accepted, 1 rejected, 2 wrong usage, 3 nothing to judge."""
 
 import argparse
+import contextlib
 import os
 import sys
 import time
@@ -125,6 +126,18 @@ def main(arguments=None, nursery=None):
     if options.suite is not None and not os.path.isdir(options.suite):
         parser().error("%s: there is no such directory" % options.suite)
     try:
+        return judged(options, nursery)
+    except Exception as error:  # a full disk, a closed pipe, a fault of the judge's own: no verdict about anybody
+        words = "unusable: the judge itself failed: %s: %s" % (type(error).__name__, " ".join(str(error).split()))
+    try:
+        say(words)
+    except (OSError, ValueError):
+        print(words, file=sys.stderr)
+    return 3
+
+
+def judged(options, nursery):
+    try:
         import torch
     except ImportError as error:
         print("unusable: PyTorch is not installed: %s" % error)
@@ -145,10 +158,14 @@ def main(arguments=None, nursery=None):
         return report
     if options.suite is None:
         return one(judge(options.reference, options.candidate), options)
-    if nursery is not None:
-        return many(judge, options)
-    with launch.Nursery() as own:
-        return many(lambda reference, candidate: judge(reference, candidate, own), options)
+    with contextlib.ExitStack() as stack:
+        own = [nursery or stack.enter_context(launch.Nursery())]
+
+        def judge_next(reference, candidate):
+            if not own[0].alive:  # a candidate has ended it: not the others' fault
+                own[0] = stack.enter_context(launch.Nursery())
+            return judge(reference, candidate, own[0])
+        return many(judge_next, options)
 
 
 def say(text):
@@ -186,8 +203,19 @@ def many(judge, options):
     return 3 if faults else suite.exit_code(found)
 
 
-if __name__ == "__main__":
+def program():
+    """main, and 3 if nobody took what it printed."""
     try:
-        sys.exit(main())
+        code = main()
     except KeyboardInterrupt:
-        sys.exit(130)
+        return 130
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python's own end would try again
+        return 3
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(program())

@@ -1,42 +1,51 @@
 """Models that are random in training mode: what many calls have in common is compared, as single ones cannot be.
 
-Both sides are called often on the same inputs, each with seeds of its own. Every result of a call becomes a few
+Both sides are called often on the same inputs, each time with a seed of its own. Every result of a call becomes a few
 numbers: the share of zeros, the sum of squares, how much there is of the reference's mean, how much of a random
 direction, and, of outputs and gradients together, what is left of <upstream gradient, output> - <gradient, its input or
-weight>, which tells whether both were made with the same random numbers. The two samples of each number must agree in
-mean and in spread: within six standard errors, and within a factor of three. Chance oversteps one of these less than
-once in a million runs.
+weight>, which tells whether both were made with the same random numbers. The two samples of each number are compared in
+order (ranks.py): are ours larger, smaller, farther from the median of all, nearer to it? Then dependence.py looks for
+random numbers that were used more than once.
+
+Each of these comparisons finds a difference where there is none, that is if the candidate's results are distributed as
+the reference's, with a probability of at most CHANCE divided by the number of comparisons; so a verdict is wrong with a
+probability of at most CHANCE. That holds whatever the distribution is. Roundings, in which both may differ, are within
+the margins.
 """
 
 import torch
 
-from onepass.judge import launch
+from onepass.judge import dependence, launch, ranks
 from onepass.judge.checks import nice
 from onepass.judge.runner import leaves
 
-CALLS = 48
-ERRORS, SPREAD = 6.0, 3.0
-COMMON = 10      # calls that must differ for a spread to be more than a rare event
+CALLS = 64
+CHANCE = 1e-8
+LOOKED_AT = 8    # results in which dependences are looked for
 AGREEMENT = "the agreement with the outputs"
-ROUNDING = 1e-4  # of the size of a number: what is not chance
+ROUNDING = 1e-4  # of the size of a number: what is not chance, and at least so many units of rounding of the type:
+ROUNDINGS = 4
+SIDES = 4        # comparisons of a number: larger, smaller, farther from the median, nearer to it
 
 
-def mean_and_spread(values):
-    mean = sum(values) / len(values)
-    return mean, (sum((value - mean) ** 2 for value in values) / (len(values) - 1)) ** 0.5
-
-
-def disagreement(ours, theirs, scale):
-    """Words for how two samples of a number differ; None if they do not. scale: of what they are differences of."""
-    (mean, spread), (expected, width) = mean_and_spread(ours), mean_and_spread(theirs)
-    size = ROUNDING * (abs(expected) + width + scale)
-    error = ((spread ** 2 + width ** 2) / len(ours)) ** 0.5
-    if not abs(mean - expected) <= ERRORS * error + size:
-        return "%.4g on average, the reference's %.4g (by chance: %.1g)" % (mean, expected, error)
-    wider = ours if not spread <= width else theirs
-    few = sum(value != sorted(wider)[len(wider) // 2] for value in wider) < COMMON
-    if not few and not (spread <= SPREAD * width + size and width <= SPREAD * spread + size):
-        return "a spread of %.4g, the reference's %.4g" % (spread, width)
+def disagreement(ours, theirs, scale, chance, rounding=ROUNDING):
+    """Words for how two samples of a number differ; None if they do not. scale: of what they are differences of.
+    chance: how probable it may be, for each of SIDES, that there is no difference."""
+    ours, theirs = (torch.tensor(values, dtype=torch.float64) for values in (ours, theirs))
+    if not bool(torch.isfinite(theirs).all()):
+        return None
+    medians = float(ours.median()), float(theirs.median())
+    if not bool(torch.isfinite(ours).all()):
+        return "%.4g, the reference's %.4g in the middle" % (medians[0], medians[1])
+    both = torch.cat([ours, theirs])
+    centre = both.median()
+    margin = rounding * (float(centre.abs()) + float(both.std()) + scale)
+    for sign in (1, -1):
+        if ranks.larger(sign * ours, sign * theirs, margin, chance):
+            return "%.4g in the middle, the reference's %.4g" % medians
+        distances = [sign * (values - centre).abs() for values in (ours, theirs)]
+        if ranks.larger(*distances, margin, chance):
+            return "spread by %.4g, the reference's by %.4g" % (float(ours.std()), float(theirs.std()))
     return None
 
 
@@ -55,61 +64,70 @@ class Chance:
         session.put("chance", self.checks.few_rows(value) if self.checks.large else value)
         self.tensors, self.upstream = leaves(session.values["chance"]), []
         try:
-            theirs = self.calls(session.reference, None)
+            self.prepare()
+            theirs = self.calls(session.reference)
         except launch.Raised as raised:
             self.report["values"].note("training mode was not tried: the reference raises %s" % raised.reason)
+            self.report.left_out.append("calls in training mode by their statistics")
             return
-        directions = self.directions(theirs)
         try:
-            ours = self.calls(session.candidate, theirs[0])
+            ours = self.calls(session.candidate)
         except launch.Raised as raised:
             self.report["values"].fail("training mode: it raises %s" % raised.reason)
             return
         finally:
             session.drop("chance")
-        numbers = [self.numbers(run, directions) for run in ours]
-        # The reference's mean comes from its first calls, what it is compared with from the others.
-        expected = [self.numbers(run, directions) for run in theirs[CALLS:]]
-        for key, what in [pair for pair in expected[0] if pair != "scale"]:
-            scale = max(run["scale"] for run in expected) if what == AGREEMENT else 0.0
-            found = disagreement([run[key, what] for run in numbers], [run[key, what] for run in expected], scale)
-            if found:
-                check = self.report["gradients" if key.startswith("grad.") else "values"]
-                check.fail("training mode, over %d calls: %s of %s is %s" % (CALLS, what, nice(key), found))
-                return
-        self.report["values"].note("training mode: %d numbers of %d calls agree" % (len(expected[0]) - 1, CALLS))
+        self.compare(ours, theirs)
 
-    def calls(self, side, like):
-        """Results of many calls; of the reference, for which `like` is None, twice as many."""
-        grad, found = None, []
-        for number in range(CALLS if like else 2 * CALLS):
-            if number == 0 and self.checks.backward and like is None:
-                call = side.call("model", "chance", True, seed=self.session.seed())
-                shapes = [output["shape"] if "float" in output["dtype"] else [] for output in call.outputs]
-                self.upstream = self.session.noise("chance upstream", shapes)
-            if self.checks.backward:
-                grad = {"inputs": None, "upstream": "chance upstream"}
-            call = side.call("model", "chance", True, seed=self.session.seed(), grad=grad)
-            shapes = {key: shape for key, shape in call.named("out.", "grad.").items()
-                      if shape[0].is_floating_point and (like is None or key in like)}
-            found.append({key: value.double() for key, value in side.fetch(shapes).items()})
-            for key, value in (like or {}).items():
-                if key not in found[-1] or found[-1][key].shape != value.shape:
-                    raise launch.Raised("ValueError", "%s is missing or has another size" % nice(key), "")
-        return found
+    # ---- calls -------------------------------------------------------------------------------------------------------
 
-    def directions(self, runs):
-        """{key: (the mean of the first calls, a random direction)}."""
-        generator = self.session.generator()
-        return {key: (sum(run[key] for run in runs[:CALLS]) / CALLS,
-                      torch.randn(value.shape, generator=generator, dtype=torch.float64))
-                for key, value in runs[0].items()}
+    def prepare(self):
+        """Calls of the reference alone, for the sizes, the mean and the spread of its results."""
+        side, generator = self.session.reference, self.session.generator()
+        if self.checks.backward:
+            call = side.call("model", "chance", True, seed=self.session.seed())
+            shapes = [output["shape"] if "float" in output["dtype"] else [] for output in call.outputs]
+            self.upstream = self.session.noise("chance upstream", shapes)
+        self.shapes, self.windows, self.directions, self.scale = {}, {}, {}, []
+        sums = {}
+        for _ in range(CALLS):
+            found, shapes = self.call(side)
+            if not self.shapes:
+                self.shapes = shapes
+                order = sorted(shapes, key=lambda key: (not key.startswith("out."), not key.startswith("grad.input.")))
+                self.windows = {key: dependence.window(shapes[key], generator) for key in order[:LOOKED_AT]
+                                if shapes[key]}
+            for key, value in found.items():
+                sums[key] = sums.get(key, 0.0) + value
+            self.scale.append(self.cut(found))
+        self.directions = {key: (total / CALLS, torch.randn(total.shape, generator=generator, dtype=torch.float64))
+                           for key, total in sums.items()}
 
-    def numbers(self, run, directions):
+    def call(self, side):
+        """({key: result, flat and in double precision}, {key: shape})."""
+        grad = {"inputs": None, "upstream": "chance upstream"} if self.checks.backward else None
+        call = side.call("model", "chance", True, seed=self.session.seed(), grad=grad)
+        shapes = {key: shape for key, shape in call.named("out.", "grad.").items()
+                  if shape[0].is_floating_point and (not self.shapes or key in self.shapes)}
+        for key, shape in self.shapes.items():
+            if key not in shapes or shapes[key][1] != shape:
+                raise launch.Raised("ValueError", "%s is missing or has another size" % nice(key), "")
+        return ({key: value.double() for key, value in side.fetch(shapes).items()},
+                {key: shape for key, (_, shape) in shapes.items()})
+
+    def calls(self, side):
+        """[(numbers, windows)] of many calls."""
+        found = (self.call(side)[0] for _ in range(CALLS))
+        return [(self.numbers(run), self.cut(run)) for run in found]
+
+    def cut(self, run):
+        return {key: dependence.cut(run[key], self.shapes[key], chosen) for key, chosen in self.windows.items()}
+
+    def numbers(self, run):
         """{(key, what): number} of one call, and under "scale" the size of what AGREEMENT is a difference of."""
         found, outputs, parts = {}, 0.0, {}
         for key, value in run.items():
-            mean, direction = directions[key]
+            mean, direction = self.directions[key]
             size = max(float(mean.norm()), 1e-300)
             found[key, "the share of zeros"] = float((value == 0).double().mean()) if value.numel() else 0.0
             found[key, "the sum of squares"] = float(value.square().sum())
@@ -126,3 +144,40 @@ class Chance:
             found["grad.all weights", AGREEMENT] = outputs - weights
         found["scale"] = abs(outputs) + sum(map(abs, parts.values()))
         return found
+
+    # ---- comparisons -------------------------------------------------------------------------------------------------
+
+    def compare(self, ours, theirs):
+        """values, gradients: the numbers of both sides, then what they hide."""
+        pairs = [pair for pair in theirs[0][0] if pair != "scale"]
+        eps = torch.finfo(self.session.dtype).eps
+        deviations = {key: dependence.Deviations([windows[key] for windows in self.scale],
+                                                 [windows[key] for _, windows in theirs],
+                                                 [windows[key] for _, windows in ours], eps) for key in self.windows}
+        views = {key: found.views() for key, found in deviations.items() if found.usable}
+        comparisons = SIDES * len(pairs) + sum(len(some) + 1 for some in views.values())
+        chance = CHANCE / comparisons
+        for key, what in pairs:
+            scale = max(numbers["scale"] for numbers, _ in theirs) if what == AGREEMENT else 0.0
+            found = disagreement([numbers[key, what] for numbers, _ in ours],
+                                 [numbers[key, what] for numbers, _ in theirs], scale, chance,
+                                 max(ROUNDING, ROUNDINGS * eps))
+            if found:
+                self.fail(key, "%s of %s is %s" % (what, nice(key), found))
+                return
+        for key, some in views.items():
+            kin = deviations[key].kin(chance)
+            if kin:
+                self.fail(key, "%s of %d calls is more like that of another call than any of the reference's: random "
+                               "numbers are used again" % (nice(key), kin))
+                return
+            for view in some:
+                shared = deviations[key].shared(view, chance)
+                if shared:
+                    self.fail(key, "in %s, %s depend on each other, which the reference's do not" % (nice(key), shared))
+                    return
+        self.report["values"].note("training mode: %d calls agree in %d comparisons" % (CALLS, comparisons))
+
+    def fail(self, key, words):
+        self.report["gradients" if key.startswith("grad.") else "values"].fail(
+            "training mode, over %d calls: %s" % (CALLS, words))

@@ -30,17 +30,20 @@ class Group:
     double precision."""
 
     def __init__(self, label, names, train, grad=None, slack=0.0, slots=("model", "exact"), lenient=False,
-                 restore=True, buffers=True):
-        """buffers: compare them, too. lenient: what is right as a whole, in the Euclidean norm, is not wrong for the sake of single elements.
-        restore: with the weights that were loaded; otherwise with what calls before have made of them."""
+                 restore=True, buffers=True, switch=""):
+        """buffers: compare them, too. lenient: what is right as a whole, in the Euclidean norm, is not wrong for the
+        sake of single elements. restore: with the weights that were loaded; otherwise with what calls before have made
+        of them. switch: how the model gets into its mode, if not by train(True) or eval(): see Runner.switch."""
         self.label, self.names, self.train, self.grad, self.slack = label, names, train, grad, slack
         self.slots, self.lenient, self.restore, self.buffers = slots, lenient, restore, buffers
+        self.switch = train if switch == "" else switch
+        self.backward = bool(grad) and "inference" not in grad
         self.evaluations, self.envelopes, self.refused = [], {}, None
 
     @property
     def where(self):
         return "%s inputs, %s mode%s" % (self.label, "training" if self.train else "evaluation",
-                                         ", backward" if self.grad else "")
+                                         ", backward" if self.backward else "")
 
 
 def nice(key):
@@ -72,8 +75,9 @@ class Checks:
         """Imports both files and brings both models into the same state. False: there is nothing to go on with."""
         session, options = self.session, self.options
         where = {"device": options.device, "dtype": session.dtype, "size": options.size}
+        self.reference_file = dict(where, path=reference, model="Model")
         try:
-            loaded = session.reference.ask("load", path=reference, model="Model", **where)
+            loaded = session.reference.ask("load", **self.reference_file)
         except launch.Raised as raised:
             raise Unusable("the reference cannot be imported: %s" % raised.reason)
         self.file_names, self.timed_gradients = loaded["names"], loaded["timed_gradients"]
@@ -172,9 +176,9 @@ class Checks:
         whether it repeats itself. Then both sides get these weights."""
         session = self.session
         session.reference.ask("draw", limit=1 << 40, name="probe", seed=session.seed())
-        moved = perturbed(self.state, session.generator())
+        moved = inputs.perturbed(self.state, session.generator())
         for state in (moved, self.state):
-            self.load_everywhere(state, session.reference)
+            self.tell_everywhere("load_state", state, session.reference)
             try:
                 outputs = [self.reference_only("probe", train, seed) for train in (True, False) for seed in (1, 1, 2)]
             except launch.Raised as raised:
@@ -188,7 +192,7 @@ class Checks:
                 break
         else:
             raise Unusable("the reference's outputs on its own inputs are not all finite")
-        self.load_everywhere(state, session.candidate)
+        self.tell_everywhere("load_state", state, session.candidate)
         self.state = state
 
         def same(first, second):
@@ -204,10 +208,11 @@ class Checks:
             raise Unusable("the reference is random even in evaluation mode: there is no value to compare with")
         session.reference.ask("drop", names=["probe"])
 
-    def load_everywhere(self, state, side):
+    def tell_everywhere(self, request, state, side, **how):
+        """A state to all models of a side: by load_state or change_state."""
         slots = ["model"] + (["exact"] + (["low"] if self.session.low else []) if side.trusted else [])
         for slot in slots:
-            side.ask("load_state", slot=slot, state=state)
+            side.ask(request, slot=slot, state=state, **how)
 
     def reference_only(self, name, train, seed=0, slot="model", dtype=None, whole=False):
         """Outputs of the reference for inputs that only its process has; pieces of large ones, unless `whole`."""
@@ -221,11 +226,12 @@ class Checks:
     def run_group(self, group, blame, more=None, finite=True, tolerant=False):
         """Evaluates a group and compares. blame: the check that wrong outputs fail. more(): puts other inputs of the
         kind under the name "more" on the reference's side, for samples of its error. finite: leave the group out if
-        exact values are not finite. tolerant: the candidate may raise. True if the group could be used."""
+        exact values are not finite. tolerant: the candidate may raise, or may if a text is in what it raises. True if
+        the group could be used."""
         raises = "gradients" if group.grad and blame in OUTPUTS else blame
         session, report = self.session, self.report
         for name in group.names:
-            evaluation = session.evaluate(name, group.train, group.grad, group.slots, restore=group.restore,
+            evaluation = session.evaluate(name, group.switch, group.grad, group.slots, restore=group.restore,
                                           whole=group.label == "fresh" and name == group.names[0])
             if evaluation.refused:
                 group.refused = evaluation.refused.reason
@@ -234,7 +240,7 @@ class Checks:
                 if "out of memory" in evaluation.raised.text.lower():
                     raise Unusable("there is too little memory for this size of the problem: %s"
                                    % evaluation.raised.reason)
-                if tolerant:
+                if tolerant is True or tolerant and tolerant in evaluation.raised.text:
                     group.refused = "the candidate refuses: " + evaluation.raised.reason
                     return False
                 report[raises].fail("%s: it raises %s" % (group.where, evaluation.raised.reason))
@@ -286,7 +292,7 @@ class Checks:
                 else:
                     bases = bases if len(bases) > 1 else bases + self.draws
                     session.reference.ask("blend", name="more", bases=bases, weights=self.weights(bases))
-                session.own_errors("more", group.train, few, group.grad, group.slots)
+                session.own_errors("more", group.switch, few, group.grad, group.slots, group.restore)
             except launch.Raised:  # these inputs have another shape, or the reference refuses them
                 break
 
@@ -304,7 +310,7 @@ class Checks:
         for number in range(NEAR):
             self.put_near("more", name, number)
             try:
-                self.session.own_errors("more", group.train, group.envelopes, group.grad, group.slots)
+                self.session.own_errors("more", group.switch, group.envelopes, group.grad, group.slots, group.restore)
             except launch.Raised:  # the reference has rules for its inputs that these break
                 break
 
@@ -385,7 +391,7 @@ class Checks:
 
     def keep_error(self, group, key, difference):
         """One row a result and kind of inputs; of several sets of inputs the worst."""
-        label = group.label + ("" if group.train else ", evaluation") + (", backward" if group.grad else "")
+        label = group.label + ("" if group.train else ", evaluation") + (", backward" if group.backward else "")
         row = {"key": key, "result": nice(key), "inputs": label, "candidate": difference.error,
                "reference": difference.reference_error, "candidate_ulps": difference.error_ulps,
                "reference_ulps": difference.reference_ulps, "used": difference.worst, "elements": difference.elements,
@@ -435,6 +441,7 @@ class Checks:
                 if not self.run_group(backward, blame, finite=False):
                     if backward.refused:
                         report["gradients"].skip("the reference has no gradients: %s" % backward.refused)
+                        report.left_out.append("gradients, where the reference raises")
                     self.backward = False  # nothing is asked of them any more
             self.pass_if_quiet(blame, group, "out.")
         if self.backward:
@@ -614,7 +621,7 @@ class Checks:
         first = [group for group in self.groups if group.label == "fresh" and not group.grad][0].evaluations[0]
         self.upstream("upstream", first)
         evaluation = session.evaluate(name, self.modes[0], grad)
-        if evaluation.refused or not any(key.startswith("second.") for key in evaluation.r):
+        if evaluation.refused or not evaluation.reference.named("second."):
             check.skip("the reference has none")
             return
         if evaluation.raised:
@@ -769,22 +776,3 @@ def old_answer(evaluation, other, key):
 
 def leaves_named(state):
     return [(name, tensor) for name, tensor in state.items() if isinstance(tensor, torch.Tensor)]
-
-
-def perturbed(state, generator):
-    """Weights without special values: a scale of 1 and a shift of 0 hide that they are ignored. Signs stay."""
-    result = {}
-    for name, tensor in state.items():
-        if not isinstance(tensor, torch.Tensor) or not tensor.is_floating_point() or not tensor.numel():
-            result[name] = tensor
-            continue
-        values = tensor.double()
-        if float(values.min()) >= 0 and float(values.max()) > 0:
-            values = values * torch.pow(torch.tensor(2.0, dtype=torch.float64),
-                                        torch.rand(values.shape, generator=generator, dtype=torch.float64) * 2 - 1)
-        else:
-            spread = float(values.std()) if values.numel() > 1 else 0.0
-            noise = torch.randn(values.shape, generator=generator, dtype=torch.float64)
-            values = values + 0.2 * (spread or 1.0) * noise
-        result[name] = values.to(tensor.dtype)
-    return result

@@ -188,21 +188,21 @@ def with_rows(draws, count, generator):
     return changed_together(draws, change)
 
 
-def with_columns(values, count):
-    """The first columns of every tensor, and distributions normalised again."""
-    tensors = leaves(values)
-    widths = set(tensor.shape[-1] for tensor in tensors if tensor.dim() >= 2)
-    if len(widths) != 1 or count >= widths.pop():
+def with_columns(draws, count):
+    """So many columns of every tensor, from those of several draws side by side, and distributions normalised again;
+    None if the inputs share no width, or there are not as many."""
+    widths = set(tensor.shape[-1] for tensor in leaves(draws[0]) if tensor.dim() >= 2)
+    if len(widths) != 1 or count > len(draws) * widths.pop():
         return None
 
-    def change(tensor):
-        if tensor.dim() < 2:
-            return tensor
-        kind, part = kind_of(tensor), tensor[..., :count]
+    def change(*tensors):
+        if tensors[0].dim() < 2:
+            return tensors[0]
+        kind, part = kind_of(tensors[0]), torch.cat(tensors, -1)[..., :count]
         if kind == "distribution":
             return normalised(part.double())
         return part.double().log_softmax(-1) if kind == "log_distribution" else part.contiguous()
-    return changed(values, change)
+    return changed_together(draws, change)
 
 
 def equal_rows(values):
@@ -252,3 +252,22 @@ def changed_together(many, change):
     columns = zip(*[leaves(values) for values in many])
     tensors = [change(*column).to(column[0].dtype) for column in columns]
     return rebuild(many[0], iter(tensors))
+
+
+def perturbed(state, generator):
+    """Weights without special values: a scale of 1 and a shift of 0 hide that they are ignored. Signs stay."""
+    result = {}
+    for name, tensor in state.items():
+        if not isinstance(tensor, torch.Tensor) or not tensor.is_floating_point() or not tensor.numel():
+            result[name] = tensor
+            continue
+        values = tensor.double()
+        if float(values.min()) >= 0 and float(values.max()) > 0:
+            values = values * torch.pow(torch.tensor(2.0, dtype=torch.float64),
+                                        torch.rand(values.shape, generator=generator, dtype=torch.float64) * 2 - 1)
+        else:
+            spread = float(values.std()) if values.numel() > 1 else 0.0
+            noise = torch.randn(values.shape, generator=generator, dtype=torch.float64)
+            values = values + 0.2 * (spread or 1.0) * noise
+        result[name] = values.to(tensor.dtype)
+    return result

@@ -186,13 +186,14 @@ class Isolation:
         self.report["cache"].passed("nothing old came back")
 
 
-def cpu_seconds(pid):
-    """Time that all threads of a process had a core or waited for one; None where the system does not tell."""
+def cpu_seconds(*pids):
+    """Time that all threads of processes had a core or waited for one; None where the system does not tell."""
     total = 0
     try:
-        for thread in os.listdir("/proc/%d/task" % pid):
-            with open("/proc/%d/task/%s/schedstat" % (pid, thread)) as file:
-                total += sum(int(word) for word in file.read().split()[:2])
+        for pid in pids:
+            for thread in os.listdir("/proc/%d/task" % pid):
+                with open("/proc/%d/task/%s/schedstat" % (pid, thread)) as file:
+                    total += sum(int(word) for word in file.read().split()[:2])
     except (OSError, ValueError, IndexError):
         return None
     return total / 1e9
@@ -221,13 +222,10 @@ def tampering(session, report, kernels=False):
         text = "it changed settings of the whole program: %s" % "; ".join(answer["settings"])
         if text not in check.text:
             check.note(text)
-    now = session.circumstances()
-    for name, before in session.at_first.items():
-        changed = ["%s %s, was %s" % (what, now[name][what], value) for what, value in before.items()
-                   if name in now and now[name][what] != value]
-        text = "the %s's process has %s" % (name, "; ".join(changed))
-        if changed and name == "reference":
-            check.fail(text)
-        elif changed and text not in check.text:
-            check.note(text)
+    unfair = session.conditions.words()
+    if unfair:
+        check.fail(unfair)
+    left = session.left_behind()
+    if left:
+        report["late"].fail("it started a process that goes on beside it: %s" % left)
     check.passed("nothing was replaced")

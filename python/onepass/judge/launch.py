@@ -10,6 +10,7 @@ import array
 import contextlib
 import os
 import random
+import select
 import signal
 import socket
 import subprocess
@@ -17,9 +18,10 @@ import sys
 import tempfile
 import time
 
-from onepass.judge import wire
+from onepass.judge import processes, wire
 
-START_SECONDS = 180.0
+START_SECONDS = 180.0   # for the import of PyTorch
+ANSWER_SECONDS = 60.0   # for anything else that is asked of the nursery; it takes a few at most
 LOG_TAIL = 4000
 
 
@@ -62,6 +64,9 @@ class Raised(Exception):
         return "%s: %s" % (self.kind, text if len(text) <= 300 else text[:300] + "...")
 
 
+GONE = "the process that has PyTorch imported, and forks the others, does not answer"
+
+
 class Nursery:
     """One process with PyTorch imported, and the workers forked from it. A context manager."""
 
@@ -73,10 +78,11 @@ class Nursery:
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "onepass.judge.worker", str(theirs.fileno())], pass_fds=[theirs.fileno()],
-                env=dict(os.environ, PYTHONPATH=os.pathsep.join(paths)),
+                env=dict(os.environ, PYTHONPATH=os.pathsep.join(paths), **processes.environment()),
                 stdin=subprocess.DEVNULL, stdout=self._log, stderr=self._log)
         self._control.settimeout(START_SECONDS)
-        self._ready = False
+        self._ready, self._workers = False, set()
+        self.alive = True  # as far as anybody has noticed
 
     def _line(self):
         line = b""
@@ -87,25 +93,38 @@ class Nursery:
             line += byte
         return line.decode().split()
 
+    def _ask(self, request, descriptors=()):
+        """What the process answers. One that does not is ended: it was stopped or killed, and is of no use any more."""
+        if not self.alive:
+            raise Died(GONE)
+        try:
+            if not self._ready:
+                self._line()
+                self._control.settimeout(ANSWER_SECONDS)
+                self._ready = True
+            extra = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
+            self._control.sendmsg([request], extra)
+            return self._line()
+        except (OSError, Died) as error:
+            self.alive = False
+            self._process.kill()
+            raise error if isinstance(error, Died) else Died(GONE)
+
     def start(self):
         """A new worker."""
-        if not self._ready:
-            self._line()
-            self._ready = True
         ours, theirs = socket.socketpair()
         log = tempfile.TemporaryFile(mode="a+b")
         with theirs:
-            self._control.sendmsg([b"start\n"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS,
-                                                 array.array("i", [theirs.fileno(), log.fileno()]))])
-            pid = int(self._line()[1])
+            pid = int(self._ask(b"start\n", [theirs.fileno(), log.fileno()])[1])
+        self._workers.add(pid)
         return Worker(self, pid, ours, log)
 
     def end_of(self, pid):
         """How a worker ended, in words; waits for it."""
+        self._workers.discard(pid)
         try:
-            self._control.sendall(b"wait %d\n" % pid)
-            how, number = self._line()
-        except (OSError, Died):
+            how, number = self._ask(b"wait %d\n" % pid)
+        except Died:
             return "so is the process it was forked from"
         if how == "hung":
             return "it closed the channel to the judge"
@@ -116,12 +135,15 @@ class Nursery:
                 return "it was killed by signal %s" % number
         return "it ended with exit status %s" % number
 
+    def started(self, *workers):
+        """What these workers have started, and what got out of the tree of its worker: see processes.descendants."""
+        return processes.descendants(self._process.pid, *workers, but=self._workers)
+
     def orphans(self):
         """Ends what workers that are gone have left behind; the name of such a process, or None."""
         try:
-            self._control.sendall(b"orphans\n")
-            name = self._line()[1]
-        except (OSError, Died, IndexError):
+            name = self._ask(b"orphans\n")[1]
+        except Died:
             return None
         return None if name == "-" else name
 
@@ -151,9 +173,10 @@ class Worker:
         """The worker's answer. limit: bytes of tensors that it may hold."""
         return self.ask_timed(request, limit, timeout, **arguments)[0]
 
-    def ask_timed(self, request, limit=1 << 20, timeout=None, descriptors=(), **arguments):
+    def ask_timed(self, request, limit=1 << 20, timeout=None, descriptors=(), look=None, **arguments):
         """(answer, seconds from before the request to the last byte of the answer), by the clock of this process.
-        descriptors: of open files that go with the request."""
+        descriptors: of open files that go with the request. look: (seconds, function): what to do if there is no answer
+        after that time."""
         if self._end:
             raise Died(self._end)
         deadline = time.monotonic() + (timeout or self.timeout)
@@ -162,6 +185,8 @@ class Worker:
             begin = time.perf_counter()
             wire.send(self._channel, number, {"request": request, "arguments": arguments}, deadline,
                       descriptors)
+            if look is not None and not answered(self._channel, look[0]):
+                look[1]()
             got, answer = wire.receive(self._channel, limit, deadline)
             seconds = time.perf_counter() - begin
         except wire.Late:
@@ -201,6 +226,13 @@ class Worker:
                     kill(self.pid, signal.SIGKILL)
             self._nursery.end_of(self.pid)
         self._channel.close()
+
+
+def answered(channel, seconds):
+    """Waits for the first bytes of an answer; False if there were none in that time."""
+    poll = select.poll()
+    poll.register(channel, select.POLLIN)
+    return bool(poll.poll(1e3 * seconds))
 
 
 def tail(log):

@@ -112,8 +112,9 @@ class Report:
     def praise(self):
         count = sum(check.status in ("pass", "note") for check in self.checks.values())
         words = ["%d checks passed" % count]
-        if self.about.get("forward_only"):
-            words.append("forward only")
+        for option in ("forward only", "plain inputs", "not timed"):
+            if self.about.get(option.replace(" ", "_")):
+                words.append(option)
         if self.left_out:
             words.append("not compared: %s" % " and ".join(self.left_out))
         words += ["%s %s" % (kind, pace(times)) for kind, times in self.times.items()]

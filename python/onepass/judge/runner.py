@@ -26,7 +26,7 @@ M_PERTURB, M_MMAP_THRESHOLD = -6, -3  # of glibc's mallopt: fill what malloc han
 PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 _take, _cat, _grad, _backward = torch.take, torch.cat, torch.autograd.grad, torch.autograd.backward
-_no_grad, _enable_grad = torch.no_grad, torch.enable_grad
+_no_grad, _enable_grad, _inference_mode = torch.no_grad, torch.enable_grad, torch.inference_mode
 _cuda_synchronize, _current_stream, _Event = torch.cuda.synchronize, torch.cuda.current_stream, torch.cuda.Event
 _memory_allocated, _reset_peak = torch.cuda.memory_allocated, torch.cuda.reset_peak_memory_stats
 _peak, _empty_cache = torch.cuda.max_memory_allocated, torch.cuda.empty_cache
@@ -325,6 +325,14 @@ class Runner:
         self.slots[slot].load_state_dict(state)
         self.starts[slot] = {name: value.detach().clone() for name, value in self.state_of(slot).items()}
 
+    def do_change_state(self, slot, state, data):
+        """Other weights in place, as an optimizer or a program writes them; the next call that restores has the loaded
+        ones again. data: through .data, of which PyTorch keeps no count."""
+        now = self.state_of(slot)
+        with _no_grad():
+            for name in set(state) & set(now):  # a weight under two names is here under one
+                (now[name].data if data else now[name]).copy_(state[name])
+
     def restore(self, slot):
         with _no_grad():
             for name, value in self.state_of(slot).items():
@@ -360,8 +368,10 @@ class Runner:
           frozen      names of parameters that need none during the call
           layout      of the upstream gradients: summed (ones, as sum() sends them), transposed, sliced
           between     `other`: inputs of a second call, made between the forward and the backward pass
-          twice       the second of two backward passes through the same graph counts"""
-        model.train(train)
+          twice       the second of two backward passes through the same graph counts
+        or only
+          inference   no gradients, in PyTorch's inference mode"""
+        self.switch(model, train)
         self.seed(seed)
         before = random_state()
         try:
@@ -369,9 +379,22 @@ class Runner:
         finally:
             self.moved_random = any(old is not None and old != new for old, new in zip(before, random_state()))
 
+    def switch(self, model, train):
+        """Into a mode: as programs do it, by train(True) or eval(); "not train": by train(False); None: not at all,
+        which leaves it in the mode it is in."""
+        if train == "not train":
+            model.train(False)
+        elif train:
+            model.train(True)
+        elif train is not None:
+            model.eval()
+
     def run_seeded(self, model, values, grad, other):
         if grad is None:
             with _no_grad():
+                return model(*values), {}, {}
+        if grad.get("inference"):
+            with _inference_mode():
                 return model(*values), {}, {}
         frozen = [value for name, value in model.named_parameters() if name in grad.get("frozen", ())]
         for value in frozen:
@@ -705,6 +728,11 @@ class Runner:
                     seconds = time.perf_counter() - start
                 best = max(best, 2.0 * size ** 3 / seconds)
         return best
+
+    def do_multiply(self, dtype):
+        """A small product of matrices of a type."""
+        a = torch.ones(128, 128, device=self.device).to(dtype)
+        return float((a @ a)[0, 0])
 
     def do_work(self, slot, inputs, train, upstream=None, grads=()):
         """Multiplications and additions in the matrix products of a call; None where PyTorch cannot count them."""

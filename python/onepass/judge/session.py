@@ -5,13 +5,11 @@ candidate's results for it have been taken out of its process: at no time does a
 candidate could still use.
 """
 
-import contextlib
-import os
 import random
 
 import torch
 
-from onepass.judge import compare, inputs, launch, wire
+from onepass.judge import compare, inputs, launch, processes, wire
 from onepass.judge.runner import leaves
 
 FULL = 64 << 20  # bytes of a result that are compared whole; of more, blocks are drawn
@@ -144,7 +142,9 @@ class Session:
         self.dtype, self.device = dtype, device
         self.candidate, self.reference = Side(nursery.start(), False), Side(nursery.start(), True)
         self.candidate.worker.timeout, self.reference.worker.timeout = timeout, max(600.0, timeout)
-        self.nursery, self.at_first = nursery, self.circumstances()
+        self.nursery = nursery
+        self.conditions = processes.Conditions(self.candidate.worker.pid, self.reference.worker.pid)
+        self.strays = set(nursery.started()[0])  # of another session with this nursery
         self.values = {}   # the judge's own copy of every set of inputs
         # Double precision has nothing more exact to be measured by: the errors of a run in single precision stand in
         # for its own, scaled by the ratio of the two precisions.
@@ -177,6 +177,12 @@ class Session:
         for side in (self.candidate, self.reference):
             side.ask("put", name=name, values=self.values[name], dtype=self.dtype, layout=layout)
         return self.values[name]
+
+    def spare(self):
+        """Another process for the reference's code, which may end in it."""
+        side = Side(self.nursery.start(), True)
+        side.worker.timeout = self.reference.worker.timeout
+        return side
 
     def drop(self, *names):
         for side in (self.candidate, self.reference):
@@ -260,9 +266,10 @@ class Session:
                 return "input %d is not what it was before the call" % number
         return None
 
-    def own_errors(self, name, train, envelopes, grad=None, slots=("model", "exact")):
-        """Adds the reference's errors on more inputs to the envelopes; the candidate sees nothing of it."""
-        options = {"train": train, "grad": grad, "seed": self.seed()}
+    def own_errors(self, name, train, envelopes, grad=None, slots=("model", "exact"), restore=True):
+        """Adds the reference's errors on more inputs to the envelopes; the candidate sees nothing of it. The types and
+        shapes of all the results."""
+        options = {"train": train, "grad": grad, "seed": self.seed(), "restore": restore}
         call = self.reference.call("low" if self.low else slots[0], name,
                                    dtype=torch.float32 if self.low else None, **options)
         shapes = {key: value for key, value in call.shapes.items() if key in envelopes}
@@ -271,28 +278,32 @@ class Session:
         exact = self.again(slots[1], name, torch.float64, shapes, ranges, options)
         for key in exact:
             envelopes[key].add(own[key], exact[key], self.own_scale)
+        return call.shapes
 
     def envelope(self, dtype=None):
         return compare.Envelope(dtype or self.dtype, self.compare_on)
 
+    def started(self):
+        """{pid: name} of what the candidate's process has started, other than PyTorch's own tools."""
+        found = self.nursery.started(self.candidate.worker.pid)[0]
+        return {pid: name for pid, name in found.items() if pid not in self.strays}
+
+    def tools(self):
+        """Numbers of the tools of PyTorch's that the candidate's process has started."""
+        return list(self.nursery.started(self.candidate.worker.pid)[1])
+
+    def left_behind(self):
+        """The name of a process that the candidate has started and that works on, or waits, beside it; or None."""
+        return next(iter(processes.left_behind(self.started).values()), None)
+
     def stop(self):
         """Ends both processes. The name of one that the candidate left behind, or None."""
+        left = processes.left_behind(self.started)
         self.candidate.worker.stop()
-        left = self.nursery.orphans()
+        processes.end(left)
+        orphan = self.nursery.orphans()
         self.reference.worker.stop()
-        return left
-
-    def circumstances(self):
-        """How the system treats the two processes: which cores, which priority, whether they were stopped."""
-        found = {}
-        for name, side in (("candidate", self.candidate), ("reference", self.reference)):
-            pid = side.worker.pid
-            with contextlib.suppress(OSError, AttributeError, ValueError, IndexError):
-                with open("/proc/%d/stat" % pid) as file:
-                    stopped = file.read().rsplit(")", 1)[1].split()[0] in "Tt"
-                found[name] = {"cores": sorted(os.sched_getaffinity(pid)), "policy": os.sched_getscheduler(pid),
-                               "niceness": os.getpriority(os.PRIO_PROCESS, pid), "stopped": stopped}
-        return found
+        return next(iter(left.values()), orphan)
 
 
 def fault_of(candidate, reference):

@@ -6,9 +6,11 @@ from both alike. A difference that is within its own noise is no time: windows a
 there have been enough, and then the report says that nothing can be said.
 """
 
+import math
+
 import torch
 
-from onepass.judge import compare, launch
+from onepass.judge import compare, launch, ranks
 from onepass.judge.checks import SAMPLES
 from onepass.judge.runner import leaves
 from onepass.judge.session import count
@@ -20,14 +22,19 @@ CALLS = {"cpu": 512, "cuda": 256}
 FEW_CALLS = 3                                    # at least, where the memory allows it: work may not be put off
 SECONDS = 5.0                                    # for one kind of call, and as much again where it is noisy
 MORE = 3                                         # times as many windows at most, where it is noisy
-SURE = 2.58                                      # standard deviations: 99 of 100
+DOUBT = 0.01                                     # of an interval: how often it may not hold what it should
+SURE = 8                                         # windows that are enough for that: 2 / 2^8 is less
+FEW_WINDOWS = 5                                  # of a kind of call, at least
 NOISY = 0.08                                     # of a speed-up: what it may be uncertain by without a remark
 IMPOSSIBLE = 0.25                                # of the floor, where caches help; of memory that no cache holds:
 IMPOSSIBLE_COLD = 0.7
 CONFIRMED = 3                                    # measurements that must all be impossible
 REPEATED = 0.6                                   # of a new input's time: what a repeated one may not fall below
+PROVING = (20, 40)                               # windows of either kind after which that may be proven
+CHANCE = 1e-8 / (2 * len(PROVING))               # of a wrong proof, each time; two kinds of call are looked at
 NOTICEABLE = 1e-3                                # seconds of a window: less is a disturbance of the machine
 BUSY = 0.5                                       # of a core, for the candidate while the reference is timed
+BLINK = 0.02                                     # seconds of a core that are too few to tell
 
 
 def quantile(values, share):
@@ -45,10 +52,16 @@ def summary(values):
 
 
 def interval(values):
-    """(low, high) between which the median of what is measured lies, 99 times of 100, whatever its distribution."""
+    """(low, high) between which the median of what is measured lies, 99 times of 100, whatever its distribution.
+
+    k values are left out at either end. The median is beyond what remains if at most k of n values are on one side of
+    it: 2 (C(n, 0) + ... + C(n, k)) / 2^n <= DOUBT. Of fewer than SURE values even the whole span is less sure."""
     ordered = sorted(values)
-    outside = int(max(0.0, (len(ordered) - SURE * len(ordered) ** 0.5) / 2))
-    return ordered[outside], ordered[len(ordered) - 1 - outside]
+    size, outside, tail = len(ordered), 0, 1
+    while 2 * (tail + math.comb(size, outside + 1)) <= DOUBT * 2 ** size:
+        outside += 1
+        tail += math.comb(size, outside)
+    return ordered[outside], ordered[size - 1 - outside]
 
 
 def remembers(candidate, reference):
@@ -60,12 +73,18 @@ def remembers(candidate, reference):
     return repeated < REPEATED * new and new - repeated > NOTICEABLE
 
 
+def proven(new, repeated):
+    """Whether windows of repeated inputs are too short, beyond chance. If they last as long as those of new ones, whose
+    times are only made shorter here, that is so once in 1 / CHANCE, whatever disturbs the machine: see ranks.py."""
+    return ranks.larger([min(span, REPEATED * span) for span in new], repeated, 0.0, CHANCE)
+
+
 def evaluated(rounds, calls):
     """What rounds of windows say: rounds are (candidate, reference, nothing) in seconds.
 
     The shortest window of nothing is subtracted: what disturbs a machine only ever makes one longer. A side is
     measurable if its windows surely take longer than those of nothing do; a speed-up is noisy if the ratios of
-    neighbouring windows leave it uncertain by more than NOISY."""
+    neighbouring windows leave it uncertain by more than NOISY, or are too few."""
     empty = [nothing for _, _, nothing in rounds]
     idle = min(empty)
     result = {"calls": calls, "windows": len(rounds), "idle_ms": 1e3 * idle / calls}
@@ -73,6 +92,7 @@ def evaluated(rounds, calls):
         spans = [taken[place] for taken in rounds]
         result[name] = summary([max(span - idle, 0.0) / calls for span in spans])
         result[name]["whole_ms"] = 1e3 * quantile(spans, 0.5) / calls  # with nothing subtracted
+        result[name]["most_ms"] = 1e3 * max(interval(spans)[1] - idle, 0.0) / calls  # what the median may be
         result[name]["measurable"] = interval(spans)[0] > interval(empty)[1]
     result["measurable"] = result["candidate"]["measurable"] and result["reference"]["measurable"]
     result["noisy"] = True
@@ -80,7 +100,7 @@ def evaluated(rounds, calls):
         result["speedup"] = result["reference"]["ms"] / result["candidate"]["ms"]
         ratios = [max(theirs - idle, 0.0) / max(ours - idle, 1e-9) for ours, theirs, _ in rounds]
         result["speedup_low"], result["speedup_high"] = interval(ratios)
-        result["noisy"] = not (result["speedup"] / (1 + NOISY) <= result["speedup_low"]
+        result["noisy"] = not (len(ratios) >= SURE and result["speedup"] / (1 + NOISY) <= result["speedup_low"]
                                and result["speedup_high"] <= result["speedup"] * (1 + NOISY))
     return result
 
@@ -92,18 +112,19 @@ class Timing(Windows):
         kinds = list(self.kinds())
         for kind in kinds:
             self.checks.progress("timing: " + kind.name)
+            self.tools = self.session.tools()
             try:
                 self.measure(kind)
             except launch.Raised as raised:
                 if raised.trusted:
                     raise
                 self.report["timed"].fail("%s: it raises %s" % (kind.name, raised.reason))
+            left = self.session.left_behind()
+            if left:
+                self.report["late"].fail("it started a process while it was timed: %s" % left)
             if self.report.failed:
                 return
-        # Threads of some pools spin for a while before they sleep, on both sides.
-        if self.idle_share("candidate") > BUSY + 2 * self.idle_share("reference"):
-            self.report["late"].fail("its process had %.0f%% of a core while the reference was timed"
-                                     % (100 * self.idle_share("candidate")))
+        self.rests()
         for side in (self.session.candidate, self.session.reference):
             side.ask("show_memory")
         for kind in kinds:
@@ -111,6 +132,15 @@ class Timing(Windows):
             self.memory(kind)
         self.report["timed"].passed("%d calls" % self.calls_verified)
         self.session.reference.ask("drop", names=[name for name in self.bases if name not in self.checks.draws])
+
+    def rests(self):
+        """late: what the candidate's process did in windows of the reference's, and in those of nothing, which are
+        subtracted. Threads of some pools spin for a while before they sleep, on both sides."""
+        usual = self.watched["reference", "candidate"].share
+        for what, words in (("reference", "the reference was timed"), ("nothing", "nothing was timed")):
+            found = self.watched["candidate", what]
+            if found.share > BUSY + 2 * usual and found.busy > BLINK:
+                self.report["late"].fail("its process had %.0f%% of a core while %s" % (100 * found.share, words))
 
     # ---- what is measured --------------------------------------------------------------------------------------------
 
@@ -126,7 +156,12 @@ class Timing(Windows):
             groups = [group for group in checks.groups
                       if group.label == "fresh" and group.train == mode and bool(group.grad) == backward]
             if groups:
-                yield self.kind(Kind(name, mode, backward), groups[0])
+                kind = self.kind(Kind(name, mode, backward), groups[0])
+                if kind.envelopes is not None:
+                    yield kind
+                    continue
+                self.report["timed"].note("%s: the sizes of its results depend on values" % name)
+                self.report.left_out.append("timed calls (%s), as sizes of results depend on values" % name)
 
     def kind(self, kind, group):
         evaluation = group.evaluations[0]
@@ -146,7 +181,7 @@ class Timing(Windows):
 
     def envelopes(self, kind, evaluation):
         """How wrong the reference is on blends with rows of other inputs, which is what timed calls get: they are
-        smoother than fresh ones, but for those rows."""
+        smoother than fresh ones, but for those rows. None if results have other sizes there."""
         session = self.session
         found = {key: session.envelope(value.dtype) for key, value in evaluation.r.items()
                  if key in kind.keys and compare.holds_fractions(value)}
@@ -155,14 +190,17 @@ class Timing(Windows):
             if kind.backward:
                 grad = self.checks.upstream("upstream", evaluation)
             self.blend("more", self.spec())
-            session.own_errors("more", kind.train, found, grad)
+            shapes = session.own_errors("more", kind.train, found, grad)
+            if any(shapes.get(key, (None, None))[1] != evaluation.reference.shapes[key][1] for key in kind.keys
+                   if key in evaluation.reference.shapes):
+                return None
         return found
 
     def measure(self, kind):
         session = self.session
         calls = self.calls(kind)
         first = sum(self.rounds(kind, calls, 1)[0])  # a warm-up
-        windows = max(5, min(self.checks.options.repeats, int(SECONDS / max(first, 1e-6))))
+        windows = max(FEW_WINDOWS, min(self.checks.options.repeats, max(SURE, int(SECONDS / max(first, 1e-6)))))
         rounds = self.rounds(kind, calls, windows)
         while not self.report.failed and evaluated(rounds, calls)["noisy"] and len(rounds) < MORE * windows \
                 and sum(map(sum, rounds)) < 2 * SECONDS:
@@ -216,27 +254,25 @@ class Timing(Windows):
         if calls * (self.input_bytes + kind.bytes) > self.room():
             check.note("equal inputs are too large to be timed side by side")
             return
-        suspicions, best = 0, None
-        for _ in range(8):
-            spans = {False: [], True: []}
-            for _ in range(5):
-                for equal in (False, True):
-                    one = self.spec()
+        spans = {False: [], True: []}
+        for pairs in (FEW_WINDOWS,) + PROVING:
+            while len(spans[True]) < pairs:
+                one = self.spec()
+                for equal in self.session.random.sample((False, True), 2):
                     spans[equal].append(self.round(kind, [one if equal else self.spec() for _ in range(calls)], False))
             # The shortest times: what disturbs a machine only ever makes them longer.
             idle = min(taken[2] for many in spans.values() for taken in many)
             best = [[min(taken[place] for taken in spans[equal]) - idle for equal in (False, True)] for place in (0, 1)]
             found = remembers(*best)
-            if found is None:
-                continue
-            suspicions += found
-            if not found or suspicions == 3:
+            if found is False:
+                break
+            if found and pairs in PROVING and proven(*([taken[0] - idle for taken in spans[equal]]
+                                                       for equal in (False, True))):
+                check.fail("a repeated input takes %.0f%% of a new one's time (of the reference's: %.0f%%)" % tuple(
+                    100 * max(0.0, repeated) / new for new, repeated in best))
                 break
         else:
             check.note("the machine is too busy to tell whether a repeated input is answered faster")
-        if suspicions == 3:
-            check.fail("a repeated input takes %.0f%% of a new one's time (of the reference's: %.0f%%)" % tuple(
-                100 * max(0.0, repeated) / new for new, repeated in best))
         if best[0][0] > 0:
             check.details["repeated_share"] = max(0.0, best[0][1]) / best[0][0]
 
@@ -269,8 +305,8 @@ class Timing(Windows):
 
         On the CPU the candidate's time is that of whole windows, from which nothing is subtracted: no noise makes it
         shorter. On a GPU, which sleeps and blends inputs in a window, what the reference's process needs for nothing is
-        subtracted."""
-        which = "ms" if self.where == "cuda" else "whole_ms"
+        subtracted, and the time is the longest that the noise allows."""
+        which = "most_ms" if self.where == "cuda" else "whole_ms"
         check, checks = self.report["floor"], self.checks
         size = self.needed_bytes() + kind.bytes
         size += sum(tensor.numel() * tensor.element_size() for tensor in checks.state.values())

@@ -10,10 +10,11 @@ import re
 import torch
 
 from onepass.judge import inputs, launch
-from onepass.judge.checks import Group, perturbed
+from onepass.judge.checks import Group
 from onepass.judge.runner import leaves
 
 LARGER = (8.0, 64.0)    # times the weights, times the inputs
+COMPILED = "donated_buffer"  # in PyTorch's own words for one backward pass being all that its compiler has prepared
 IGNORED = -100          # PyTorch's own choice for labels that do not count
 KNOWS_IGNORED = re.compile(r"cross_entropy|CrossEntropyLoss|nll_loss|NLLLoss|ignore_index")
 
@@ -33,6 +34,7 @@ class Uses:
         for name, value in zip(("use0", "use1"), values):
             self.session.put(name, value)
         self.gradients()
+        self.inference()
         self.weights()
         if self.checks.options.plain_inputs:
             self.report["range"].skip("--plain-inputs")
@@ -46,10 +48,10 @@ class Uses:
         self.report["range"].skip("nothing can be made larger without leaving where it comes from")
         self.session.drop("use0", "use1")
 
-    def group(self, blame, label, train, grad=None, name="use0"):
-        """Runs one group and forgets it. None, or why it could not be used."""
-        group = Group(label, [name], train, grad, lenient=True, buffers=False)
-        used = self.checks.run_group(group, blame)
+    def group(self, blame, label, train, grad=None, name="use0", tolerant=False, **how):
+        """Runs one group and forgets it. None, or why it could not be used. how: of Group, how it is run."""
+        group = Group(label, [name], train, grad, lenient=True, buffers=False, **how)
+        used = self.checks.run_group(group, blame, tolerant=tolerant)
         self.checks.groups = [other for other in self.checks.groups if other is not group]
         return None if used else group.refused or "failed"
 
@@ -81,7 +83,21 @@ class Uses:
             plans.append(("%s frozen" % ", ".join(frozen[:3]), {"frozen": frozen}))
         for label, how in plans:
             self.checks.upstream("upstream", self.sample())
-            self.group("gradients", label, self.train, dict({"inputs": None, "upstream": "upstream"}, **how))
+            refused = self.group("gradients", label, self.train, dict({"inputs": None, "upstream": "upstream"}, **how),
+                                 tolerant=COMPILED if "twice" in how else False)
+            if refused and COMPILED in refused:
+                self.report["gradients"].note("%s: PyTorch's compiler refuses it" % label)
+
+    def inference(self):
+        """eval: in PyTorch's inference mode, in which most programs evaluate; and once more without it."""
+        mode = self.checks.modes[-1]
+        blame = "values" if mode or len(self.checks.modes) == 1 else "eval"
+        self.checks.progress("inference mode")
+        for label, grad in (("inference mode", {"inference": True}), ("after inference mode", None)):
+            self.group(blame, label, mode, grad)
+        if self.checks.backward:
+            self.checks.upstream("upstream", self.sample())
+            self.group(blame, "after inference mode", self.train, {"inputs": None, "upstream": "upstream"})
 
     def sample(self):
         """An evaluation with outputs of the sizes that these inputs give."""
@@ -95,7 +111,8 @@ class Uses:
     # ---- weights -----------------------------------------------------------------------------------------------------
 
     def weights(self):
-        """steps: evaluation after training, with other weights, with the old ones again. range: with large weights."""
+        """steps: evaluation after training, with other weights, with the old ones again, with weights that change while
+        the model stays in its mode. range: with large weights."""
         checks, session = self.checks, self.session
         if not checks.state:
             return
@@ -103,9 +120,11 @@ class Uses:
         modes = [False] if False in checks.modes else [True]
         if checks.step_arguments and not modes[0]:
             self.after_steps()
-        for label, state in (("other weights loaded", perturbed(checks.state, session.generator())),
+        for label, state in (("other weights loaded", inputs.perturbed(checks.state, session.generator())),
                              ("the old weights loaded again", checks.state)):
             self.with_state("steps", label, state, modes)
+        for train in checks.modes:
+            self.without_switch(train)
         checks.progress("range")
         for factor in LARGER:
             trained = [entry[0] for entry in checks.description["parameters"]]
@@ -116,7 +135,7 @@ class Uses:
 
     def load(self, state):
         for side in (self.session.candidate, self.session.reference):
-            self.checks.load_everywhere(state, side)
+            self.checks.tell_everywhere("load_state", state, side)
 
     def with_state(self, blame, label, state, modes):
         try:
@@ -137,9 +156,36 @@ class Uses:
         plans += [(session.reference, "low", torch.float32)] if session.low else []
         for side, slot, dtype in plans:
             checks.state_after(slot, side, checks.step_arguments, dtype)
-        group = Group("evaluation after training", ["use0"], False, lenient=True, restore=False, buffers=False)
-        checks.run_group(group, "steps")
-        checks.groups = [other for other in checks.groups if other is not group]
+        # Not by eval() first: what was prepared there before the steps must not be used.
+        for switch in ("not train", False):
+            self.group("steps", "evaluation after training", False, restore=False, switch=switch)
+
+    def without_switch(self, train):
+        """Weights that change while the model stays in its mode, and without a call of load_state_dict: what was
+        prepared of them at train(), at eval(), at the first call or when they were loaded is of no use any more."""
+        checks, session = self.checks, self.session
+        if self.group("steps", "the weights that were loaded", train):
+            return
+        mode = "training" if train else "evaluation"
+        for label, request, how in (("weights loaded in %s mode" % mode, "load_state", {}),
+                                    ("weights written in place", "change_state", {"data": False}),
+                                    ("weights written through .data", "change_state", {"data": True})):
+            state = inputs.perturbed(checks.state, session.generator())
+            try:
+                for side in (session.candidate, session.reference):
+                    checks.tell_everywhere(request, state, side, **how)
+            except launch.Raised as raised:
+                if raised.trusted:
+                    return
+                self.report["steps"].fail("%s: it raises %s" % (label, raised.reason))
+                return
+            grads = [None]
+            if checks.backward:
+                checks.upstream("upstream", self.sample())
+                grads.append({"inputs": None, "upstream": "upstream"})
+            for grad in grads:
+                if self.group("steps", label, train, grad, restore=False, switch=None) is None:
+                    self.done.setdefault("steps", []).append(label)
 
     # ---- values ------------------------------------------------------------------------------------------------------
 

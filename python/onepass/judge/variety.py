@@ -112,12 +112,15 @@ class Variety:
         widths = set(tensor.shape[-1] for tensor in leaves(values[0]) if tensor.dim() >= 2)
         if not checks.description["parameters"] and len(widths) == 1:
             width = widths.pop()
-            for size in sorted(set(size for size in (width - 3, width // 2 + 1, 1) if 0 < size < width), reverse=True):
+            wide = self.more_columns(values, width)
+            sizes = sorted(set(size for size in (wide, width - 3, width // 2 + 1, 1) if size > 0 and size != width),
+                           reverse=True)
+            for size in sizes:
                 def again(size=size):
                     order = torch.randperm(len(values), generator=session.generator())
-                    return inputs.with_columns(values[int(order[0])], size)
+                    return inputs.with_columns([values[int(number)] for number in order], size)
                 label = "%d columns" % size
-                outcomes.append((label, self.case("shapes", label, again(), again)))
+                outcomes.append((label, self.case("shapes", label, again(), again, lenient=size == wide)))
         self.conclude("shapes", outcomes)
 
     def many_rows(self, values, batch):
@@ -125,6 +128,12 @@ class Variety:
         row = sum(tensor.numel() * tensor.element_size() for tensor in leaves(values)) // batch
         many = max(MANY_ROWS, 2 * batch + 1, min(MOST_ROWS, MANY_BYTES // max(1, row)))
         return many if many * row <= 8 * MANY_BYTES else batch
+
+    def more_columns(self, values, width):
+        """A width beyond the problem's own, which is no multiple of anything."""
+        wide = 2 * width + 3
+        size = sum(tensor.numel() * tensor.element_size() for tensor in leaves(values[0]))
+        return wide if wide <= len(values) * width and size // width * wide <= 8 * MANY_BYTES else width
 
     def hidden(self):
         """Cases that the reference's file brings: get_hidden_inputs(), and get_hidden_cases() with a model for each."""
@@ -206,6 +215,27 @@ class Variety:
             outcomes.append((layout, self.case("strides", layout + " layout", made[0], again, layout=layout)))
         self.conclude("strides", outcomes)
 
+    def survives(self, dtype, values):
+        """Whether a process lives through products and through the reference's model in that type. Not every machine
+        has the instructions that PyTorch finds there; the reference's own process, and the candidate's, are not to die
+        of it. Looked at on the CPU only, where a process is had at once, and for the small types."""
+        if self.session.device.startswith("cuda") or dtype in (torch.float32, torch.float64):
+            return True
+        spare = self.session.spare()
+        try:
+            spare.ask("load", **self.checks.reference_file)
+            spare.ask("multiply", dtype=dtype)
+            spare.ask("build", slot="model", init=self.checks.init, seed=1, dtype=dtype)
+            spare.ask("put", name="case", values=values, dtype=dtype)
+            spare.call("model", "case", self.train)
+        except launch.Raised:
+            pass  # as it may
+        except Unusable:
+            return False
+        finally:
+            spare.worker.stop()
+        return True
+
     def dtypes(self):
         """Models and inputs in the other types; the weights rounded to each."""
         checks, session, outcomes = self.checks, self.session, []
@@ -214,6 +244,9 @@ class Variety:
         for dtype in [dtype for dtype in TYPES if dtype is not own[0]]:
             checks.progress("dtypes")
             label = str(dtype)[6:]
+            if not self.survives(dtype, values[0]):
+                outcomes.append((label, "this machine cannot do it: PyTorch's own process ends"))
+                continue
             state = {name: tensor.to(dtype) if tensor.is_floating_point() else tensor
                      for name, tensor in checks.state.items()}
             try:

@@ -51,7 +51,8 @@ def judge_files(reference, candidate, options):
         "candidate": shown(candidate) if candidate else "ModelNew of the reference's file",
         "candidate_given": candidate is not None,
         "device": options.device, "dtype": options.dtype, "size": options.size, "seed": options.seed,
-        "forward_only": options.forward_only, "plain_inputs": options.plain_inputs, "repeats": options.repeats,
+        "forward_only": options.forward_only, "plain_inputs": options.plain_inputs, "not_timed": not options.time,
+        "repeats": options.repeats,
         "python": platform.python_version(), "torch": torch.__version__, "machine": machine(options.device, threads),
         "date": time.strftime("%Y-%m-%d %H:%M:%S %z"),
     })
@@ -92,7 +93,8 @@ def judge_in(nursery, reference, candidate, options, report):
     except Enough:
         pass
     except launch.Trouble as trouble:
-        report[trouble.check].fail(trouble.reason)
+        if nursery.alive:
+            report[trouble.check].fail(trouble.reason)
     except launch.Raised as raised:
         if raised.trusted:
             raise Unusable("the reference raises between checks: %s" % raised.reason)
@@ -103,6 +105,8 @@ def judge_in(nursery, reference, candidate, options, report):
         left = session.stop()
         if left:
             report["late"].fail("it left a process behind: %s" % left)
+        if not nursery.alive and not report.failed:
+            raise Unusable(launch.GONE)
 
 
 def try_everything(session, reference, candidate, options, report):

@@ -13,9 +13,11 @@ subtracted from that:
   alone.
 """
 
+import collections
 import contextlib
 import mmap
 import os
+import random
 import tempfile
 import time
 
@@ -77,6 +79,17 @@ class File:
         os.close(self.descriptor)
 
 
+class Watched:
+    """Seconds of the processor that a process had, and in how long a time."""
+
+    def __init__(self):
+        self.busy = self.seconds = 0.0
+
+    @property
+    def share(self):
+        return self.busy / self.seconds if self.seconds else 0.0
+
+
 class Windows:
     def __init__(self, checks):
         self.checks, self.session, self.report = checks, checks.session, checks.report
@@ -89,9 +102,10 @@ class Windows:
         self.grads = floating if timed is None else [number for number in timed if number in floating]
         self.device = self.session.reference.ask("device")
         self.calls_verified = 0
-        # Seconds of the processor that a process had while the other one was timed, and how long that took.
-        self.busy, self.watched = {"candidate": 0.0, "reference": 0.0}, {"candidate": 0.0, "reference": 0.0}
+        self.watched = collections.defaultdict(Watched)  # {(process, what was timed): ...} of who should have rested
         self.queueing = 0.0  # seconds that the host needs for a call of a window that computes nothing
+        self.lasted = {}     # seconds of the last window of a kind, of either side
+        self.tools = []      # processes that the candidate's has started and that should be idle
 
     def draw_bases(self):
         """On the CPU sets of inputs that the candidate has never seen, and never sees but blended."""
@@ -145,6 +159,9 @@ class Windows:
     def ask(self, kind, side, specs, made=None, null=False, slot="model", **options):
         """(answer, seconds, file) of one window. made: the tensors of each call, on the CPU."""
         blocks = sum(-(-count(shape) // BLOCK) for _, shape in kind.shapes)
+        which = kind.name, side.trusted, null
+        if which in self.lasted:  # conditions that are changed for a call are seen in the middle of one
+            options["look"] = random.uniform(0.1, 0.9) * self.lasted[which], self.session.conditions.look
         source, file = {"like": self.checks.draws[0], "grads": self.grads if kind.backward else []}, None
         if self.where == "cuda":
             source.update(bases=self.bases, weights=[spec[0] for spec in specs], patches=[spec[1] for spec in specs])
@@ -160,10 +177,13 @@ class Windows:
         finally:
             if file is not None:
                 file.close()
+        self.lasted[which] = seconds
         expected = [([len(specs), -(-count(shape) // BLOCK)], torch.int64) for _, shape in kind.shapes]
         found = [(list(sums.shape), sums.dtype) for sums in answer["digests"]]
         if found != expected and not options.get("memory"):
-            raise launch.Raised("ValueError", "a timed call returned results of another number or size", "")
+            raised = launch.Raised("ValueError", "a timed call returned results of another number or size", "")
+            raised.trusted = side.trusted
+            raise raised
         return answer, seconds, file
 
     def round(self, kind, specs, verify=True):
@@ -173,7 +193,7 @@ class Windows:
         got, taken, chosen = {}, [], None
         for name in ("candidate", "reference"):
             side = getattr(self.session, name)
-            with self.watching("reference" if name == "candidate" else "candidate"):
+            with self.watching("reference" if name == "candidate" else "candidate", name):
                 answer, seconds, file = self.ask(kind, side, specs, made)
             if verify:  # the next thing that is asked, and nobody knew before what it would be
                 chosen = chosen or self.chosen(kind, len(specs))
@@ -182,25 +202,22 @@ class Windows:
                     self.check_digests(kind, answer["digests"], chosen, got[name])
                     self.check_inputs(specs, made, file)
             taken.append(seconds)
-        with self.watching("candidate"):
+        with self.watching("candidate", "nothing"):
             taken.append(self.ask(kind, self.session.reference, specs, made, null=True)[1])
         if verify:
             self.verify(kind, specs, chosen, got)
         return taken
 
     @contextlib.contextmanager
-    def watching(self, name):
-        """Counts what that process does meanwhile, which should be nothing."""
-        pid = getattr(self.session, name).worker.pid
-        before = cpu_seconds(pid), time.monotonic()
+    def watching(self, name, timed):
+        """Counts what that process does meanwhile, and the tools it has started: that should be nothing."""
+        pids = [getattr(self.session, name).worker.pid] + (self.tools if name == "candidate" else [])
+        before = cpu_seconds(*pids), time.monotonic()
         yield
-        after = cpu_seconds(pid), time.monotonic()
+        after = cpu_seconds(*pids), time.monotonic()
         if None not in before + after:
-            self.busy[name] += after[0] - before[0]
-            self.watched[name] += after[1] - before[1]
-
-    def idle_share(self, name):
-        return self.busy[name] / self.watched[name] if self.watched[name] else 0.0
+            self.watched[name, timed].busy += after[0] - before[0]
+            self.watched[name, timed].seconds += after[1] - before[1]
 
     # ---- results -----------------------------------------------------------------------------------------------------
 

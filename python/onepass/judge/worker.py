@@ -15,13 +15,12 @@ import sys
 import time
 import traceback
 
-from onepass.judge import wire
+from onepass.judge import processes, wire
 from onepass.judge.guard import KERNELS, kernels
 from onepass.judge.runner import Runner
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 EVERYTHING = 1 << 62
-ORPHAN_SECONDS = 3.0
 
 
 def serve(channel):
@@ -55,6 +54,7 @@ def become_worker(channel, log):
     os.setsid()
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # what it starts stays in its tree
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.close(log)
@@ -84,39 +84,21 @@ def how_it_ended(pid):
     return b"exit %d\n" % os.WEXITSTATUS(status)
 
 
-def children():
-    """{pid: name} of this process's children that have not ended."""
-    found = {}
-    for entry in os.listdir("/proc"):
-        if entry.isdigit():
-            with contextlib.suppress(OSError, IndexError, ValueError):
-                with open("/proc/%s/stat" % entry, encoding="utf-8", errors="replace") as file:
-                    name, rest = file.read().rsplit(")", 1)
-                state, parent = rest.split()[:2]
-                if int(parent) == os.getpid() and state != "Z":
-                    found[int(entry)] = name.split("(", 1)[1]
-    return found
-
-
 def end_orphans(workers):
     """Ends processes that outlived the worker that started them, and returns the name of one in one word, or "-". Those
     that watch their parent have some time to see that it is gone."""
-    if sys.platform != "linux":
-        return "-"
-    end = time.monotonic() + ORPHAN_SECONDS
-    while time.monotonic() < end and set(children()) - workers:
-        time.sleep(0.05)
-    name = "-"
+    def orphans():
+        return processes.descendants(os.getpid(), but=workers)
+    names = list(processes.left_behind(lambda: orphans()[0]).values())
     for _ in range(50):  # their own children become this process's in turn
-        orphans = {pid: words for pid, words in children().items() if pid not in workers}
-        if not orphans:
+        found = [pid for some in orphans() for pid in some]
+        if not found:
             break
-        for pid, words in orphans.items():
-            name = "_".join(words.split()) or "?"
+        processes.end(found)
+        for pid in found:
             with contextlib.suppress(OSError):
-                os.kill(pid, signal.SIGKILL)
                 os.waitpid(pid, 0)
-    return name
+    return "_".join(names[0].split()) or "?" if names else "-"
 
 
 def nursery(control):
