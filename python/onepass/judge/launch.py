@@ -22,6 +22,7 @@ from onepass.judge import processes, wire
 
 START_SECONDS = 180.0   # for the import of PyTorch
 ANSWER_SECONDS = 60.0   # for anything else that is asked of the nursery; it takes a few at most
+WATCH_SECONDS = 5.0     # between looks at a process that is waited for
 LOG_TAIL = 4000
 
 
@@ -45,6 +46,10 @@ class TimedOut(Trouble):
 
 class Forged(Trouble):
     check = "protocol"
+
+
+class Stopped(Trouble):
+    check = "tampering"
 
 
 class Raised(Exception):
@@ -168,6 +173,7 @@ class Worker:
         self._random = random.SystemRandom()
         self._end = None
         self.timeout = 60.0
+        self.watch = None  # called every few seconds in which there is no answer; its words end the wait
 
     def ask(self, request, limit=1 << 20, timeout=None, **arguments):
         """The worker's answer. limit: bytes of tensors that it may hold."""
@@ -187,9 +193,11 @@ class Worker:
                       descriptors)
             if look is not None and not answered(self._channel, look[0]):
                 look[1]()
+            self._watch_until(deadline)
             got, answer = wire.receive(self._channel, limit, deadline)
             seconds = time.perf_counter() - begin
         except wire.Late:
+            self._watch_once()
             self.stop()
             raise TimedOut("no answer to '%s' within %g seconds" % (request, timeout or self.timeout))
         except wire.Closed:
@@ -212,6 +220,16 @@ class Worker:
                 raise Forged("during '%s' its process sent an exception in an unknown form" % request)
             raise Raised(*raised)
         return answer["answer"], seconds
+
+    def _watch_until(self, deadline):
+        while self.watch is not None and not answered(self._channel, WATCH_SECONDS) and time.monotonic() < deadline:
+            self._watch_once()
+
+    def _watch_once(self):
+        words = self.watch() if self.watch is not None else None
+        if words:
+            self.stop()
+            raise Stopped(words)
 
     def printed(self):
         """The end of what the process has printed, on one line."""

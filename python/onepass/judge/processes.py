@@ -96,6 +96,12 @@ class Conditions:
                 return "the %s's process has %s" % (name, "; ".join(changed))
         return None
 
+    def stopped(self):
+        """Words for a reference's process that does not run while the candidate's may; None if both are alike."""
+        if circumstances(self.reference)["stopped"] and not circumstances(self.candidate)["stopped"]:
+            return "the reference's process was stopped"
+        return None
+
     def unfair_threads(self, most=None):
         """The same of the candidate's other threads, which may be worse off than the reference's but not better. most:
         so many of them, at random."""

@@ -55,7 +55,7 @@ class Side:
         try:
             answer, seconds = self.worker.ask_timed(request, limit, timeout, **arguments)
         except launch.Trouble as trouble:
-            if self.trusted:
+            if self.trusted and not isinstance(trouble, launch.Stopped):
                 raise Unusable("the reference: %s" % trouble.reason)
             raise
         except launch.Raised as raised:
@@ -144,6 +144,7 @@ class Session:
         self.candidate.worker.timeout, self.reference.worker.timeout = timeout, max(600.0, timeout)
         self.nursery = nursery
         self.conditions = processes.Conditions(self.candidate.worker.pid, self.reference.worker.pid)
+        self.reference.worker.watch = self.conditions.stopped
         self.strays = set(nursery.started()[0])  # of another session with this nursery
         self.values = {}   # the judge's own copy of every set of inputs
         # Double precision has nothing more exact to be measured by: the errors of a run in single precision stand in
