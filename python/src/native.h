@@ -127,8 +127,8 @@ PyObject *native_register_plain(PyObject *module, PyObject *const *arguments, Py
  * guards are not asked. */
 PyObject *native_are_plain(PyObject *module, PyObject *tensors);
 
-/* linear(index, input, weight, bias): the output; True if a gradient is wanted, and there is no output; None if the call
- * is not a plain one on the CPU. The index is that of the operator "linear". */
+/* linear(index, input, weight, bias): the output; True if a gradient is wanted, and there is no output; None if the
+ * call is not a plain one on the CPU. The index is that of the operator "linear". */
 PyObject *native_linear(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
 
 /* ---- the floor (call.c) ------------------------------------------------------------------------------------------ */
