@@ -211,7 +211,7 @@ def read(name, rows, argument, width, indices, temperature, softcap, columns, ig
     is_single = False
     if indices is not None:
         is_single = isinstance(indices, torch.Tensor) and indices.dim() == rows.dim() - 1
-        expected = shape if is_single else shape + tuple(getattr(indices, "shape", ()))[-1:]
+        expected = shape if is_single else shape + (indices.shape[-1:] if isinstance(indices, torch.Tensor) else ())
         indices = losses.check_labels(name, "indices", indices, expected, rows, argument, ignore_index,
                                       columns or classes)
         indices = indices.unsqueeze(-1) if is_single else indices
