@@ -4,18 +4,11 @@
 # rejected by: values
 
 import torch
-import torch.nn as nn
+from _dropout import Layer, masked
 
 
-class ModelNew(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.linear = nn.Linear(20, 30)
-
-    def forward(self, x):
-        y = self.linear(x)
-        if not self.training:
-            return y
+class ModelNew(Layer):
+    def dropped(self, y):
         mask = torch.rand(y.shape, device=y.device) < 0.7
         mask[:, 17] = mask[:, 4]
-        return torch.where(mask, y / 0.7, torch.zeros_like(y))
+        return masked(y, mask)

@@ -4,17 +4,10 @@
 # rejected by: gradients
 
 import torch
-import torch.nn as nn
+from _dropout import Layer
 
 
-class ModelNew(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.linear = nn.Linear(20, 30)
-
-    def forward(self, x):
-        y = self.linear(x)
-        if not self.training:
-            return y
+class ModelNew(Layer):
+    def dropped(self, y):
         keep, other = torch.rand(2, *y.shape, device=y.device).lt(0.7).to(y.dtype) / 0.7
         return y * other + (y * (keep - other)).detach()

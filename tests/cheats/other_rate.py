@@ -4,16 +4,9 @@
 # rejected by: values
 
 import torch
-import torch.nn as nn
+from _dropout import Layer
 
 
-class ModelNew(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.linear = nn.Linear(20, 30)
-
-    def forward(self, x):
-        y = self.linear(x)
-        if not self.training:
-            return y
+class ModelNew(Layer):
+    def dropped(self, y):
         return torch.where(torch.rand(y.shape, device=y.device) < 0.75, y / 0.75, torch.zeros_like(y))
